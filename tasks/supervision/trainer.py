@@ -1,16 +1,16 @@
-"""The ranks of a training as their agent holds them: started behind a gate, recorded, ended as one.
+"""The ranks of a training as their agent holds them: started behind a gate, recorded, ended together.
 
 Each rank is a session of its own. Its standard input is a pipe that only the agent holds: when the agent
 dies in whatever way, the pipe closes and the rank ends itself. Nothing runs before its identity is on
 disk: a gate of one line waits for a byte from the agent and only then becomes the rank (exec keeps pid
-and start time), so a later agent always knows whom to look for.
+and start time), so a later agent always knows which process to look for.
 
-Ranks wait for each other in every step. When one has ended, the others get a moment to say what they saw of
-it, and are ended; so are all when one was stopped and does not go on. A rank is asked to end by the file
-`stop` and ended by SIGKILL: SIGTERM it ignores, because Slurm sends that to a whole job.
+Ranks wait for each other in every step. When one has ended, the others get a moment to report what they noticed
+of it, and are ended; so are all when one was stopped and does not go on. A rank is asked to end by the file
+`stop` and ended by SIGKILL: it ignores SIGTERM, because Slurm sends that to a whole job.
 
-What a rank has started, such as another trainer, may outlive it in any session or group. Such a process is
-known by its environment, which names the agent of its attempt, and is ended when all ranks have ended.
+A process that a rank has started, such as another trainer, may outlive it in any session or group. It is
+recognised by its environment, which names the agent of its attempt, and is ended when all ranks have ended.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ GRACE_S = 5.0
 FOLLOW_S = 15.0
 """How long the other ranks may take to end by themselves after one that failed."""
 LEAVE_S = 120.0
-"""The same after one that reached the end."""
+"""The same after a rank that reached the end."""
 STOPPED_S = 20.0
 """How long one of several ranks may be stopped (SIGSTOP) before the training is ended."""
 
@@ -59,7 +59,7 @@ class RunningRanks:
     def __init__(
         self, processes: Sequence[subprocess.Popen[bytes]], meeting: Meeting, agent: Identity
     ) -> None:
-        """`agent` is the one that their environment names."""
+        """`agent` is the agent that their environment names."""
         self._processes = processes
         self._agent = agent
         self._meeting = meeting
@@ -70,15 +70,15 @@ class RunningRanks:
 
     @property
     def first_failed(self) -> int | None:
-        """The rank that said first that it had failed."""
+        """The rank that was the first to report a failure."""
         return self._meeting.first_failed
 
     def wait(self, timeout_s: float) -> Sequence[RankEnd] | None:
-        """How they ended, as soon as all have; None after `timeout_s`, or a little later where some of
-        several ranks must be ended for what another one did."""
-        alive = self._alive()
-        if alive:
-            self._wait(alive[:1], timeout_s)
+        """Return how they ended, as soon as all have.
+
+        None after `timeout_s`, or a little later where some of several ranks must be ended because of another.
+        """
+        self._wait(self._alive()[:1], timeout_s)
         if len(self._processes) > 1:
             self._end_followers()
         if self._alive():
@@ -97,7 +97,7 @@ class RunningRanks:
     def end(self) -> None:
         """End them and what they have started by force; a worker that is stopped would outlive its rank.
 
-        Only their Popen may reap them: one whose child somebody else has reaped reports exit code 0.
+        Only their Popen may reap them: a Popen whose child somebody else has reaped reports exit code 0.
         """
         alive = self._alive()
         self._ended.update(alive)
@@ -108,7 +108,7 @@ class RunningRanks:
         return [rank for rank in range(len(self._processes)) if not self._has_ended(rank)]
 
     def _has_ended(self, rank: int) -> bool:
-        """Whether it has; then its group is ended first, while its number is nobody else's."""
+        """Whether it has ended; its group is killed before it is reaped, while its number is nobody else's."""
         process = self._processes[rank]
         if process.returncode is None:
             if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
@@ -133,7 +133,7 @@ class RunningRanks:
             _kill(left)
 
     def _end_followers(self) -> None:
-        """End what is left when the time is over that another rank's end gives it, or one is stopped."""
+        """End the ranks that are left when their time after another's end is over, or when one is stopped."""
         now, alive = time.monotonic(), self._alive()
         codes = [process.returncode for process in self._processes if process.returncode is not None]
         if codes and self._deadline is None:
@@ -143,9 +143,8 @@ class RunningRanks:
                 self._stopped_since.setdefault(rank, now)
             else:
                 self._stopped_since.pop(rank, None)
-        if alive and (
-            any(map(self._is_held, alive)) or (self._deadline is not None and now > self._deadline)
-        ):
+        is_late = self._deadline is not None and now > self._deadline
+        if alive and (is_late or any(map(self._is_held, alive))):
             self.end()
 
     def _is_held(self, rank: int) -> bool:
@@ -157,8 +156,10 @@ class RunningRanks:
 def start_training(
     run: RunFolder, number: int, config: Config, agent: Identity, held: Sequence[int] = ()
 ) -> RunningRanks:
-    """Start the training of attempt `number`, whose ranks inherit the descriptors `held`; they end when
-    `agent` does not hold the run's lease any more."""
+    """Start the training of attempt `number`.
+
+    Its ranks inherit the descriptors `held`, and end when `agent` does not hold the run's lease any more.
+    """
     assert config.train is not None
     meeting = Meeting(run.meeting(number))
     count = 1 if options_type(config.train.recipe).is_external else config.engine.train.processes
@@ -195,14 +196,14 @@ def start_training(
 
 
 def set_logs_aside(run: RunFolder, number: int, restarts: int) -> None:
-    """Keep what ended ranks have printed as `rank_0.1.log`: it says nothing of how those after them end."""
+    """Keep the logs of ended ranks as `rank_0.1.log`, as they do not show how the ranks after them end."""
     for log in list(run.logs(number).glob("rank_*.log")):
         if log.stem.removeprefix("rank_").isdigit():
             log.rename(log.with_suffix(f".{restarts}.log"))
 
 
 def end_survivors(run: RunFolder) -> list[Identity]:
-    """End every training process that earlier agents left alive; returns those that were."""
+    """End every training process that earlier agents left alive, and return them."""
     left = survivors(run)
     for identity in left:
         _kill(identity)
@@ -213,8 +214,8 @@ def end_survivors(run: RunFolder) -> list[Identity]:
 
 
 def survivors(run: RunFolder) -> list[Identity]:
-    """Every process on this machine of the trainings of all attempts: the ranks, and what they have started,
-    also of a rank that is dead."""
+    """Return every process on this machine of the trainings of all attempts: the ranks, and what they have
+    started, even if the rank is dead."""
     recorded = (read_json(path) for path in sorted(run.attempts.glob("*/rank_*.json")))
     ranks = [rank for rank in map(Identity.from_json, recorded) if rank.is_alive()]
     attempts = record.load_record(run).attempts
@@ -223,8 +224,10 @@ def survivors(run: RunFolder) -> list[Identity]:
 
 
 def held_by(is_wanted: Callable[[Identity], bool]) -> list[Identity]:
-    """Every process on this machine whose environment names an agent of this machine that `is_wanted`. A
-    number that was given again misleads nobody: an agent is known by its boot and its start as well."""
+    """Return every process on this machine whose environment names an agent of this machine that `is_wanted`.
+
+    A pid that was given again does no harm: an agent is identified by its boot and its start as well.
+    """
 
     def is_held(process: psutil.Process) -> bool:
         agent = agent_of(process.environ())

@@ -1,9 +1,9 @@
 """The only writer of a run's wandb run: reads `metrics.jsonl` and evaluation results, logs each row once.
 
 The `.wandb` files are the ledger: a gatherer starts by reading the uids that they hold and logs only others,
-so one that was killed at any moment is simply started again. A row with a null, of a number that was not
+so one that was killed at any moment is simply started again. A row with a null, for a number that was not
 finite, is logged again once one without is there: the later row of a uid counts. The gatherer stays as long
-as the run's agent, and what it wrote is read back before it calls the gathering complete.
+as the run's agent, and reads back what it wrote before it marks the gathering complete.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 def facts_of(run: RunFolder) -> dict[str, Any]:
-    """The wandb run's config: the run's identity and, as `data/…`, the counts of its data."""
+    """Return the wandb run's config: the run's identity and, as `data/…`, the counts of its data."""
     state = record.load_record(run)
     facts: dict[str, Any] = {"name": state.name, **state.identity}
     for ref in state.data:
@@ -48,8 +48,11 @@ def facts_of(run: RunFolder) -> dict[str, Any]:
 
 
 def evaluation_rows(run: RunFolder) -> list[dict[str, Any]]:
-    """A row an evaluation result. Its uid names the result, so that one that is done again has a row of its
-    own, which stands in wandb's summary because it comes last."""
+    """Return one row per evaluation result.
+
+    Its uid names the result, so an evaluation that is done again has a row of its own, which wandb's summary
+    shows because it comes last.
+    """
     rows = []
     for (step, task), found in gathering.results_of(run).items():
         kind = f"eval/{task}"
@@ -62,8 +65,11 @@ def evaluation_rows(run: RunFolder) -> list[dict[str, Any]]:
 
 
 def best_rows(run: RunFolder, inputs: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The row of the best checkpoint, where a metric chose it. Its uid names all that was there to choose by,
-    so the choice that holds last is the last row, which stands in wandb's summary."""
+    """Return the row of the best checkpoint, where a metric chose it.
+
+    Its uid names all that was there to choose by, so the choice that holds last is the last row, which wandb's
+    summary shows.
+    """
     chosen = gathering.chosen_by_metric(run)
     if chosen is None:
         return []
@@ -73,17 +79,17 @@ def best_rows(run: RunFolder, inputs: Mapping[str, Any]) -> list[dict[str, Any]]
 
 
 class Gatherer:
-    """One gatherer's life."""
+    """The gathering of one run by one process."""
 
     def __init__(self, run: RunFolder, mode: Mode) -> None:
         self._run = run
         self._mode = mode
-        self._seen, self._next_step = self._on_disk()
+        self._logged, self._next_step = self._on_disk()
         self._offset = 0
         self._tracker: Tracker | None = None
 
     def follow(self) -> dict[str, Any]:
-        """Log what comes until the run's agent is gone; returns what was there to gather at the end."""
+        """Log what comes until the run's agent is gone; return what was there to gather at the end."""
         began = time.monotonic()
         while True:
             is_settled = not agent_is_alive(self._run)
@@ -113,21 +119,21 @@ class Gatherer:
 
     @property
     def url(self) -> str | None:
-        """The wandb run's page; None for one that is offline, or has nothing yet."""
+        """The address of the wandb run's page; None for one that is offline, or has nothing yet."""
         return None if self._tracker is None else self._tracker.url
 
     def _log(self, row: dict[str, Any]) -> None:
         uid, is_whole = row["uid"], None not in row.values()
-        if self._seen.get(uid, False) or (uid in self._seen and not is_whole):
+        if self._logged.get(uid, False) or (uid in self._logged and not is_whole):
             return
         if self._tracker is None:
             project = config_of(self._run).track.project
             self._tracker = Tracker(self._run, self._mode, project, facts_of(self._run), self._next_step)
         self._tracker.log(row)
-        self._seen[uid] = is_whole
+        self._logged[uid] = is_whole
 
     def _on_disk(self) -> tuple[dict[str, bool], int]:
-        """The uids in the files, each with whether one of its rows is without a null; and the next step."""
+        """The uids in the files, each with whether one of its rows has no null; and the next step."""
         rows, next_step = wandb_file.read_all(self._run.wandb)
         found: dict[str, bool] = {}
         for row in rows:
@@ -136,10 +142,10 @@ class Gatherer:
         return found, next_step
 
     def _missing(self) -> set[tuple[str, bool]]:
-        return self._seen.items() - self._on_disk()[0].items()
+        return self._logged.items() - self._on_disk()[0].items()
 
     def _wait_until_on_disk(self) -> None:
-        """Before an online `finish`, which a dead server can cut short, see every row in the file."""
+        """Wait for every row to be in the file before an online `finish`, which a dead server can cut short."""
         deadline = time.monotonic() + ON_DISK_TIMEOUT_S
         while self._mode == "online" and self._missing() and time.monotonic() < deadline:
             time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""The gatherer seen from outside: how far it is, and starting it. Does not import wandb.
+"""The gatherer as other processes deal with it: start it, and see how far it is. Does not import wandb.
 
 The gatherer is a process of its own because wandb may block and its death must cost nobody anything.
 """
@@ -10,11 +10,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 from blake3 import blake3
+from pydantic import BaseModel
 
 from tasks.core.child import LAST_LINES
 from tasks.core.errors import TarmacError, UsageError
@@ -29,6 +29,7 @@ from tasks.runs import metrics
 from tasks.runs.folder import RunFolder
 from tasks.runs.ledger import Key
 from tasks.runs.metrics import finite
+from tasks.supervision.result_files import result_of
 from tasks.supervision.status import config_of
 from tasks.supervision.tracking import wandb_file
 from tasks.supervision.tracking.tracker import end_old_core
@@ -45,11 +46,11 @@ KEPT = (
     "WANDB_IDENTITY_TOKEN_FILE",
     "WANDB_CREDENTIALS_FILE",
 )
-"""Where and who the user is. Any other WANDB_ variable would change what this run is."""
+"""The user's server and account. Any other WANDB_ variable would change what this run is."""
 
 
 def environment(base: Mapping[str, str]) -> dict[str, str]:
-    """`base` with no WANDB_ variable but the user's account, and a bound on every request."""
+    """Return `base` with no WANDB_ variable but the user's account, and a time limit on every request."""
     kept = {name: value for name, value in base.items() if not name.startswith("WANDB_") or name in KEPT}
     return {**kept, "WANDB_HTTP_TIMEOUT": str(HTTP_TIMEOUT_S), "WANDB_ERROR_REPORTING": "false"}
 
@@ -83,7 +84,7 @@ class GathererKeeper:
         self._pause_s = PAUSE_S
 
     def keep(self) -> None:
-        """Start a gatherer if none of this keeper's lives."""
+        """Start a gatherer unless one of this keeper's lives."""
         if not self._is_wanted or (self._process is not None and self._process.poll() is None):
             return
         since_s = time.monotonic() - self._started
@@ -109,27 +110,18 @@ class FoundResult(NamedTuple):
 
 
 def results_of(run: RunFolder) -> dict[Key, FoundResult]:
-    """Every evaluation result by step and task, in that order; `faults` names the files that hold none."""
-    found = {}
-    for path in results.files_of(run):
-        one = _found(path, path.stat().st_mtime_ns)
-        if isinstance(one, FoundResult):
-            found[one.result.step, one.result.task] = one
-    return dict(sorted(found.items()))
+    """Return every evaluation result by step and task, in that order; `faults` names files that hold none."""
+    found = (result_of(path) for path in results.files_of(run))
+    by_key = {(one.step, one.task): FoundResult(_digest(one), one) for one in found if one is not None}
+    return dict(sorted(by_key.items()))
 
 
-@lru_cache(maxsize=4096)
-def _found(path: Path, modified_ns: int) -> FoundResult | str:
-    result = results.examine_result(path)
-    return result if isinstance(result, str) else FoundResult(_short(result.model_dump_json()), result)
-
-
-def _short(text: str) -> str:
-    return blake3(text.encode()).hexdigest()[:DIGEST_DIGITS]
+def _digest(content: BaseModel) -> str:
+    return blake3(content.model_dump_json().encode()).hexdigest()[:DIGEST_DIGITS]
 
 
 class ForeignSummary(NamedTuple):
-    """What another program says of a step that the run's own evaluations leave out, in nanoVLM's form."""
+    """The metrics that another program wrote for a step without evaluations of the run, in nanoVLM's form."""
 
     step: int
     digest: str
@@ -137,19 +129,19 @@ class ForeignSummary(NamedTuple):
 
 
 def summaries_of_others(run: RunFolder) -> list[ForeignSummary]:
-    """Every sound `eval_results/step_N.json` of a step at which the config has nothing evaluated."""
+    """Return every sound `eval_results/step_N.json` of a step at which the config evaluates nothing."""
     ours = {step for step, _ in expected(config_of(run))}
     found = []
     for path in sorted(run.eval_results.glob("step_*.json")):
         summary = results.examine_summary(path)
         if not isinstance(summary, str) and summary.global_step not in ours and summary.results:
             values = {name: finite(value) for name, value in summary.results.items()}
-            found.append(ForeignSummary(summary.global_step, _short(summary.model_dump_json()), values))
+            found.append(ForeignSummary(summary.global_step, _digest(summary), values))
     return found
 
 
 def faults(run: RunFolder) -> list[str]:
-    """A line for each file and each row in the run's folder that is not gathered, and why."""
+    """Return a line for each file and each row in the run's folder that is not gathered, and why."""
     summaries = sorted(run.eval_results.glob("step_*.json"))
     found = [
         *((path, results.examine_result(path)) for path in results.files_of(run)),
@@ -164,7 +156,7 @@ def faults(run: RunFolder) -> list[str]:
 
 
 def inputs(run: RunFolder) -> dict[str, object]:
-    """What there is to gather, as the marker of a complete gathering names it."""
+    """Return a description of all that there is to gather, for the marker of a complete gathering."""
     size = run.metrics.stat().st_size if run.metrics.exists() else 0
     evaluations = [[step, task, found.digest] for (step, task), found in results_of(run).items()]
     evaluations += [[other.step, run.eval_results.name, other.digest] for other in summaries_of_others(run)]
@@ -174,7 +166,7 @@ def inputs(run: RunFolder) -> dict[str, object]:
 
 
 def chosen_by_metric(run: RunFolder) -> BestCheckpoint | None:
-    """The run's best checkpoint where a metric of its evaluations has chosen it."""
+    """Return the run's best checkpoint where a metric of its evaluations has chosen it."""
     config = config_of(run)
     asked = config.evaluate is not None and config.evaluate.best is not None
     found = standing(run, config) if asked else None
@@ -182,7 +174,7 @@ def chosen_by_metric(run: RunFolder) -> BestCheckpoint | None:
 
 
 def is_complete(run: RunFolder) -> bool:
-    """Whether all that there is now is in the wandb run's files, gathered in the mode of the config."""
+    """Whether the wandb run's files hold all that there is now, gathered in the mode of the config."""
     marker = _marker(run)
     return marker.get("inputs") == inputs(run) and marker.get("mode") == config_of(run).track.mode
 
@@ -195,20 +187,22 @@ def _marker(run: RunFolder) -> dict[str, object]:
 
 
 def not_uploaded(run: RunFolder) -> list[Path]:
-    """The `.wandb` files, oldest first, of which nobody has confirmed that the server has them."""
+    """Return the `.wandb` files, oldest first, whose upload nobody has confirmed."""
     files = wandb_file.files_of(run.wandb)
     return [path for path in files if not wandb_file.synced_of(path).exists() and wandb_file.has_rows(path)]
 
 
 def url(run: RunFolder) -> str | None:
-    """The wandb run's page; None where nothing is gathered online yet."""
+    """Return the address of the wandb run's page; None where nothing is gathered online yet."""
     found = _marker(run).get("url")
     return None if found is None else str(found)
 
 
 def upload(run: RunFolder) -> str | None:
-    """What uploads the files that are not uploaded, and why they are not where they should be; None when
-    all are, or tracking is disabled."""
+    """Return the command that uploads the remaining files, and why an online run has any.
+
+    None when all are uploaded, or tracking is disabled.
+    """
     mode = config_of(run).track.mode
     if mode == "disabled" or not not_uploaded(run):
         return None
@@ -232,8 +226,8 @@ def accompany(run: RunFolder) -> None:
 def complete(run: RunFolder, timeout_s: float = 120.0) -> None:
     """Have everything gathered that there is, starting gatherers as needed.
 
-    Waits for the run's agent to leave, because a gatherer stays as long as it. TarmacError after `timeout_s`,
-    or when a gatherer fails; UsageError when tracking is disabled.
+    Waits for the run's agent to leave, because a gatherer stays as long as the agent. TarmacError after
+    `timeout_s`, or when a gatherer fails; UsageError when tracking is disabled.
     """
     _require_tracking(run)
     deadline = time.monotonic() + timeout_s
@@ -257,11 +251,12 @@ def _require_tracking(run: RunFolder) -> None:
 
 
 def sync(run: RunFolder, timeout_s: float = 300.0) -> int:
-    """Upload the files that are not uploaded yet, oldest first; returns how many.
+    """Upload the files that are not uploaded yet, oldest first, and return how many.
 
     Goes through `wandb sync`, a file at a time, so that rows of a later file follow those of an earlier one.
-    Rows of which an online run's file has brought some to the server may be there twice; their uids tell.
-    TarmacError when the server did not take a file within `timeout_s` in all; Held while a gatherer writes.
+    Where an online run has brought a part of a file to the server, those rows may be there twice; their uids
+    show it. TarmacError when the server did not accept a file within `timeout_s` in all; Held while a gatherer
+    writes.
     """
     deadline = time.monotonic() + timeout_s
     uploaded = 0
@@ -269,20 +264,20 @@ def sync(run: RunFolder, timeout_s: float = 300.0) -> int:
         end_old_core(run)
         for path in not_uploaded(run):
             wandb_file.cut_torn_end(path)
-            says = _sync_one(path, max(deadline - time.monotonic(), 1.0))
+            printed = _sync_one(path, max(deadline - time.monotonic(), 1.0))
             if not wandb_file.synced_of(path).exists():
                 raise TarmacError(
                     f"{path} was not uploaded; check WANDB_BASE_URL and `wandb login`, then run "
-                    f"`tarmac gather {run.handle} --sync` again. wandb said:\n{says}"
+                    f"`tarmac gather {run.handle} --sync` again. wandb printed:\n{printed}"
                 )
             uploaded += 1
     return uploaded
 
 
 def _sync_one(path: Path, timeout_s: float) -> str:
-    """The end of what `wandb sync` printed; its session is ended with it when it takes too long.
+    """Run `wandb sync` on a file and return the last lines that it printed; it is killed when it takes too long.
 
-    It marks a file as synced even where the server refused the rows, and says so in an error only.
+    It marks a file as synced even where the server refused the rows, and reports that by an error line only.
     """
     with tempfile.TemporaryFile() as printed:
         process = subprocess.Popen(

@@ -1,10 +1,10 @@
 """One open wandb run, and every bound that keeps it from blocking. Imported by the gatherer only.
 
-Measured (wandb 0.31): without these bounds `init` takes 91 s on a dead server and `finish` has no end. So
+Measured (wandb 0.31): without these bounds `init` takes 91 s on a dead server and `finish` never returns. So
 `init` and every request (`gathering.environment`) have a time limit, `finish` runs beside a deadline, and
 the helper process `wandb-core`, which writes the file, is ended afterwards. By itself wandb begins `_step` at
 0 in every file of a run, and the server keeps one row per `_step`; so each row is given one that rises over
-all files. It says nothing else, because each family of metrics has an axis of its own.
+all files. The number has no other meaning, because each family of metrics has an axis of its own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ INIT_TIMEOUT_S = 15
 FINISH_TIMEOUT_S = 30.0
 FLUSH_INTERVAL_S = 1.0
 FATAL = "ERROR+4"
-"""The level at which `wandb-core` logs that it gives up an upload, of which `finish` tells nothing."""
+"""The level at which `wandb-core` logs that it gives up an upload, which `finish` does not report."""
 AXES = {
     "train/*": TRAIN_AXIS,
     "val/*": TRAIN_AXIS,
@@ -43,16 +43,7 @@ Mode = Literal["offline", "online"]
 
 
 class TrackerUnreachable(TarmacError):
-    """The wandb server cannot be used; the message says why."""
-
-
-def _import_wandb() -> Any:
-    try:
-        return importlib.import_module("wandb")
-    except ModuleNotFoundError:
-        raise TarmacError(
-            "track.mode: wandb is not installed; install tarmac[wandb], or set it to disabled"
-        ) from None
+    """The wandb server cannot be used; the message explains why."""
 
 
 def end_old_core(run: RunFolder) -> None:
@@ -71,13 +62,17 @@ class Tracker:
     def __init__(
         self, run: RunFolder, mode: Mode, project: str, facts: Mapping[str, Any], next_step: int
     ) -> None:
-        """Open it, with `facts` as its config and rows from `next_step` on, above all that are there already;
-        Unreachable when `mode` is online and wandb cannot be used so.
+        """Open it, with `facts` as its config; rows count from `next_step` on, above all that are there already.
 
-        TarmacError when it cannot be opened offline either, or is not installed, which the library does not
-        ask for: hence the late import.
+        TrackerUnreachable when `mode` is online and wandb cannot be used so. TarmacError when it cannot be
+        opened offline either, or is not installed: the library does not require it, hence the late import.
         """
-        self._wandb = wandb = _import_wandb()
+        try:
+            self._wandb = wandb = importlib.import_module("wandb")
+        except ModuleNotFoundError:
+            raise TarmacError(
+                "track.mode: wandb is not installed; install tarmac[wandb], or set it to disabled"
+            ) from None
         settings = wandb.Settings(
             init_timeout=INIT_TIMEOUT_S,
             console="off",
@@ -112,10 +107,10 @@ class Tracker:
             )
         except wandb.errors.Error as error:
             self._end_core()
-            says = " ".join(str(error).split())
+            why = " ".join(str(error).split())
             if mode == "online":
-                raise TrackerUnreachable(says) from None
-            raise TarmacError(f"wandb cannot open run {run.name}: {says}") from None
+                raise TrackerUnreachable(why) from None
+            raise TarmacError(f"wandb cannot open run {run.name}: {why}") from None
         # The server may have rows that a killed gatherer's file has lost, and wandb drops rows of past steps.
         self._next_step = max(next_step, self._run.starting_step)
         for axis in sorted(set(AXES.values())):
@@ -131,13 +126,13 @@ class Tracker:
 
     @property
     def url(self) -> str | None:
-        """The wandb run's page; None for one that is offline."""
+        """The address of the wandb run's page; None for one that is offline."""
         return str(self._run.url) if self._run.url else None
 
     def close(self) -> str | None:
         """Finish, within FINISH_TIMEOUT_S, and end `wandb-core`.
 
-        Returns why an online run's file is not uploaded; once it is, marks it so.
+        Returns why an online run's file is not uploaded; marks a file that is.
         """
         thread = threading.Thread(target=self._finish, name="wandb-finish", daemon=True)
         thread.start()
@@ -165,7 +160,7 @@ class Tracker:
 
 
 def _given_up(log: Path) -> str | None:
-    """Why `wandb-core` gave up an upload, by its log; None when it did not."""
+    """Why `wandb-core` gave up an upload, according to its log; None when it did not."""
     for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
         if f'"level":"{FATAL}"' in line:
             return shorten(str(json.loads(line)["msg"]))

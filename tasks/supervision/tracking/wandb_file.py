@@ -4,8 +4,8 @@ Format (wandb 0.31): a header `:W&B`, magic 0xBEE1, version 0; then LevelDB's lo
 (https://github.com/google/leveldb/blob/main/doc/log_format.md), but with zlib's CRC-32 over type and data;
 each record is a protobuf `Record` (wandb/proto/wandb_internal.proto). wandb ships no reader any more, and
 importing its messages would cost a second and its start-up; the few fields needed here are decoded by hand.
-A file whose writer was killed ends in a torn record; what stands before it counts. `wandb sync` refuses such
-a file, so the torn record is cut off before.
+A file whose writer was killed ends in a torn record; the records before it count. `wandb sync` refuses such
+a file, so the torn record is cut off first.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class WandbFile:
 
     `rows` are the logged rows in order, without wandb's own keys (`_step`, `_timestamp`, `_runtime`);
     `next_step` lies above every `_step` of them, the key under which the server keeps a row.
-    `is_finished` tells a run that ended with `finish()` from one whose writer was killed.
+    `is_finished` distinguishes a run that ended with `finish()` from one whose writer was killed.
     """
 
     run_id: str | None
@@ -51,18 +51,18 @@ class WandbFile:
 
 
 def files_of(wandb: Path) -> list[Path]:
-    """Every `.wandb` file of the run whose `wandb` folder this is, oldest first: one a gatherer's life."""
+    """Return every `.wandb` file in a run's `wandb` folder, oldest first: one per gatherer."""
     found = wandb.glob("*run-*-*/run-*.wandb")
     return sorted(found, key=lambda path: path.parent.name.split("run-", 1)[1])
 
 
 def synced_of(path: Path) -> Path:
-    """The file beside a `.wandb` file that says that it is uploaded, as `wandb sync` names it."""
+    """Return the file beside a `.wandb` file that marks it as uploaded, as `wandb sync` names it."""
     return path.with_name(f"{path.name}.synced")
 
 
 def read_wandb_file(path: Path) -> WandbFile:
-    """The whole file up to its end or a torn record; ValueError when it is no `.wandb` file."""
+    """Read the file up to its end or a torn record; ValueError when it is no `.wandb` file."""
     run_id, is_finished, next_step = None, False, 0
     rows: list[dict[str, Any]] = []
     axes: dict[str, str] = {}
@@ -90,9 +90,9 @@ def read_wandb_file(path: Path) -> WandbFile:
 
 
 def read_all(wandb: Path) -> tuple[list[dict[str, Any]], int]:
-    """The rows of all files of a run, and the first `_step` above all of theirs.
+    """Return the rows of all files of a run, and the first `_step` above all of theirs.
 
-    A damaged file has none, and the log names it; one too short for its header was never written to.
+    A damaged file counts as empty, and the log names it; one too short for its header was never written to.
     """
     rows: list[dict[str, Any]] = []
     next_step = 0
@@ -110,12 +110,12 @@ def read_all(wandb: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def rows_of(wandb: Path) -> list[dict[str, Any]]:
-    """The rows of all files of a run."""
+    """Return the rows of all files of a run."""
     return read_all(wandb)[0]
 
 
 def has_rows(path: Path) -> bool:
-    """Whether there is anything in the file to upload; looks no further than its first row."""
+    """Whether there is anything in the file to upload; reads no further than its first row."""
     try:
         return any(
             number == RECORD_HISTORY for record in records(path.read_bytes()) for number, _ in fields(record)
@@ -127,7 +127,7 @@ def has_rows(path: Path) -> bool:
 def cut_torn_end(path: Path) -> None:
     """Cut off the record that a killed writer left unfinished; a damaged one stays.
 
-    Only for whoever knows that nobody writes to the file. ValueError when it is no `.wandb` file.
+    The caller has to know that nobody writes to the file. ValueError when it is no `.wandb` file.
     """
     data = path.read_bytes()
     whole = max((end for end, _ in _scan(data)), default=HEADER)
@@ -137,7 +137,7 @@ def cut_torn_end(path: Path) -> None:
 
 
 def records(data: bytes) -> Iterator[bytes]:
-    """The records of a file's content; ends at a torn or damaged one."""
+    """Yield the records of a file's content up to a torn or damaged one."""
     return (record for _, record in _scan(data))
 
 
@@ -145,16 +145,22 @@ def _scan(data: bytes) -> Iterator[tuple[int, bytes]]:
     """Each record and where it ends."""
     if len(data) < HEADER or struct.unpack("<4sHB", data[:HEADER])[:2] != (b":W&B", 0xBEE1):
         raise ValueError("this is no .wandb file")
-    offset, parts = HEADER, b""
+    parts = b""
+    for end, kind, body, is_sound in _parts(data, HEADER):
+        if end > len(data) or not is_sound:
+            return
+        parts = body if kind in (FULL, FIRST) else parts + body
+        if kind in (FULL, LAST):
+            yield end, parts
+
+
+def _parts(data: bytes, offset: int) -> Iterator[tuple[int, int, bytes, bool]]:
+    """Each part of a record from `offset` on: where it ends, its kind, its body, and whether that is sound."""
     while (offset := _next_header(data, offset)) + HEADER <= len(data):
         checksum, length, kind = struct.unpack("<IHB", data[offset : offset + HEADER])
         body = data[offset + HEADER : offset + HEADER + length]
-        if len(body) < length or zlib.crc32(body, zlib.crc32(bytes([kind]))) != checksum:
-            return
         offset += HEADER + length
-        parts = body if kind in (FULL, FIRST) else parts + body
-        if kind in (FULL, LAST):
-            yield offset, parts
+        yield offset, kind, body, zlib.crc32(body, zlib.crc32(bytes([kind]))) == checksum
 
 
 def _next_header(data: bytes, offset: int) -> int:
@@ -169,18 +175,12 @@ def _next_header(data: bytes, offset: int) -> int:
 
 def _is_torn(data: bytes, whole: int) -> bool:
     """Whether what follows the last whole record, which ends at `whole`, is the sound beginning of one."""
-    offset = whole
-    while (offset := _next_header(data, offset)) + HEADER <= len(data):
-        checksum, length, kind = struct.unpack("<IHB", data[offset : offset + HEADER])
-        body = data[offset + HEADER : offset + HEADER + length]
-        if len(body) == length and zlib.crc32(body, zlib.crc32(bytes([kind]))) != checksum:
-            return False
-        offset += HEADER + length
-    return len(data) > whole
+    is_damaged = any(end <= len(data) and not is_sound for end, _, _, is_sound in _parts(data, whole))
+    return len(data) > whole and not is_damaged
 
 
 def fields(message: bytes) -> Fields:
-    """The length-delimited fields of a protobuf message, in order; numbers are skipped.
+    """Return the length-delimited fields of a protobuf message, in order; numbers are skipped.
 
     https://protobuf.dev/programming-guides/encoding/
     """
