@@ -1,8 +1,14 @@
-"""Writing a run's state to disk and taking it up again, bit by bit.
+"""Writes a run's state to disk, beside the training, and takes it up again, bit by bit.
 
-A checkpoint is a folder that gets its name when all of it is on disk: `model.safetensors` (what others
-load), `state.pt` (optimizer, loader and random generators, for resuming) and `meta.json` with the BLAKE3 of
-both. Nothing in it is a pickle that could run code: `state.pt` is read with `weights_only=True`.
+A checkpoint is a folder that gets its name when all of it is on disk: `model.safetensors` (which others load),
+`state.pt` (optimizer, loader and random generators, for resuming) and `meta.json` with the BLAKE3 of both. No
+pickle in it could run code: `state.pt` is read with `weights_only=True`. A checkpoint that is taken over from
+another trainer has the weights alone; that trainer resumes from its own file.
+
+The state is copied to the host, then written and hashed by a thread. torch, safetensors and BLAKE3 release the
+interpreter while they work, so a step waits for the copy alone. The price is memory for one more state on the
+host. One checkpoint is on its way at a time: the next save waits for it, so no backlog grows on a slow disk. A
+process that is killed while it writes leaves the checkpoint before.
 """
 
 from __future__ import annotations
@@ -10,17 +16,21 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import pickle
+import re
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_model, save_model
+from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import nn
 
 from tasks.core.errors import DataError, TarmacError, first_line
@@ -40,14 +50,19 @@ from tasks.runs.folder import RunFolder
 STATE = "state.pt"
 DRAFT = ".draft_"
 OUT_OF_MEMORY = "memory ran out while saving"
-"""What the agent looks for in the log of a training that ended so."""
+"""The agent looks for it in the log of a training that ended so."""
 NO_MEMORY = f"{OUT_OF_MEMORY}; lower loader.workers, loader.prefetch or train.batch_size"
-
+WRAPPERS = re.compile(r"^(module\.)?(_orig_mod\.)?")
+"""The prefixes that DDP and torch.compile put before the names of a model's weights."""
 logger = logging.getLogger(__name__)
 
 
+class UnreadableWeights(TarmacError):
+    """A file of weights is not whole yet, or no checkpoint."""
+
+
 class Weights(nn.Module):
-    """A model's weights and no more; safetensors takes a module, since it looks for weights that are one."""
+    """Only a model's weights; safetensors takes a module, since it looks for weights that are one."""
 
     def __init__(self, values: dict[str, torch.Tensor]) -> None:
         super().__init__()
@@ -59,10 +74,60 @@ class Weights(nn.Module):
 
 @dataclass(frozen=True)
 class Copied:
-    """What one checkpoint holds, apart from the training."""
+    """The content of one checkpoint, apart from the training."""
 
     weights: Weights
     state: Mapping[str, Any]
+
+
+class CheckpointSaver:
+    """Writes the checkpoints of a run in a thread.
+
+    Leaving the block waits for the checkpoint on its way, whatever the reason for leaving.
+    """
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="save")
+        self._under_way: list[Future[None]] = []
+
+    def save(self, step: int, model: nn.Module, state: Mapping[str, Any]) -> None:
+        """Copy the state after `step` steps, and have it written; waits for the checkpoint before.
+
+        TarmacError when that one could not be written, or memory runs out.
+        """
+        self.wait()
+        content = copied(self._run, step, model, state)
+        self._under_way.append(self._thread.submit(write_copied, self._run, step, content))
+
+    def add_val_loss(self, step: int, val_loss: float) -> None:
+        """Have the validation loss written into the checkpoint of `step` once that is there."""
+        self._under_way.append(self._thread.submit(add_val_loss, self._run, step, val_loss))
+
+    def check(self) -> None:
+        """Raise the error of a checkpoint that could not be written, as soon as it is known; waits for none."""
+        while self._under_way and self._under_way[0].done():
+            self._under_way.pop(0).result()
+
+    def wait(self) -> None:
+        """Wait until nothing is on its way; raise the error of what could not be written."""
+        while self._under_way:
+            self._under_way.pop(0).result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.wait()
+        except TarmacError as failed:
+            if error is None:
+                raise
+            logger.error("%s", failed)  # beside the error that ends the training
+        finally:
+            self._thread.shutdown()
 
 
 def save_checkpoint(run: RunFolder, step: int, model: nn.Module, state: Mapping[str, Any]) -> None:
@@ -74,46 +139,106 @@ def save_checkpoint(run: RunFolder, step: int, model: nn.Module, state: Mapping[
 
 
 def copied(run: RunFolder, step: int, model: nn.Module, state: Mapping[str, Any]) -> Copied:
-    """All that the checkpoint of `step` holds, in the host's memory, where no later step changes it.
+    """Return the content of the checkpoint of `step` in the host's memory, where no later step changes it.
 
     TarmacError when memory runs out.
     """
     known: dict[tuple[Any, ...], torch.Tensor] = {}
+    # The only generators a training process draws from; data has its own, made from the position.
+    random = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        random["cuda"] = torch.cuda.get_rng_state()
     try:
         weights = Weights(_copy(model.state_dict(), known))
-        return Copied(weights, _copy({**state, "random": _random_state()}, known))
-    except (MemoryError, RuntimeError) as error:  # which torch raises for want of the host's memory
+        return Copied(weights, _copy({**state, "random": random}, known))
+    except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError when the host's memory runs out
         raise _not_written(run, step, error, NO_MEMORY) from error
 
 
 def write_copied(run: RunFolder, step: int, content: Copied) -> None:
-    """Write what was copied and point `latest` at it; TarmacError as of `save_checkpoint`."""
-    final = run.checkpoint(step)
-    draft = run.checkpoints / f"{DRAFT}{final.name}"
-    shutil.rmtree(draft, ignore_errors=True)
-    try:
-        draft.mkdir(parents=True)
+    """Write what was copied and point `latest` at it; TarmacError as for `save_checkpoint`."""
+
+    def write(draft: Path) -> None:
         save_model(content.weights, str(draft / MODEL))
         torch.save(content.state, draft / STATE)
-        files = {name: _settle(draft / name) for name in (MODEL, STATE)}
-        meta = CheckpointMeta(step=step, files=files, time=time.time())
-        write_json(draft / META, meta.model_dump())
-        leave_if_taken_over(run)
-        _replace(draft, final)
-        link_atomic(run.latest, final.name)
+
+    try:
+        _publish(run, step, write)
     except (OSError, RuntimeError, SafetensorError, MemoryError) as error:
-        shutil.rmtree(draft, ignore_errors=True)
+        shutil.rmtree(_draft_of(run, step), ignore_errors=True)
         remedy = _remedy(error, run.checkpoints, content.weights)
         raise _not_written(run, step, error, remedy) from error
 
 
+def take_over_weights(run: RunFolder, step: int, source: Path, val_loss: float | None) -> None:
+    """Make the weights in another trainer's file the run's checkpoint of `step`, and point `latest` at it.
+
+    UnreadableWeights where the file holds none.
+    """
+    weights = weights_of(source)
+    _publish(run, step, lambda draft: save_file(weights, draft / MODEL), val_loss)
+
+
+def weights_of(path: Path) -> dict[str, torch.Tensor]:
+    """Return the state dict in a file of torch or safetensors, by the names that the model itself gives.
+
+    UnreadableWeights where there is none.
+    """
+    try:
+        if path.suffix == ".safetensors":
+            found: Any = load_file(path)
+        else:
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
+        raise UnreadableWeights(f"{path}: {first_line(error)}") from error
+    weights = found.get("state_dict", found) if isinstance(found, dict) else None
+    if not weights or not all(isinstance(value, torch.Tensor) for value in weights.values()):
+        raise UnreadableWeights(f"{path}: holds no state dict")
+    return {WRAPPERS.sub("", name): value.contiguous() for name, value in weights.items()}
+
+
+def _draft_of(run: RunFolder, step: int) -> Path:
+    return run.checkpoints / f"{DRAFT}{run.checkpoint(step).name}"
+
+
+def _publish(
+    run: RunFolder, step: int, write: Callable[[Path], None], val_loss: float | None = None
+) -> None:
+    """Have `write` fill a draft, give it the name of the checkpoint when all is on disk, and point `latest` at it.
+
+    A folder that has the name already is torn, or `newest` would have resumed from it.
+    """
+    final, draft = run.checkpoint(step), _draft_of(run, step)
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    write(draft)
+    files = {path.name: _settle(path) for path in sorted(draft.iterdir())}
+    meta = CheckpointMeta(step=step, files=files, val_loss=val_loss, time=time.time())
+    write_json(draft / META, meta.model_dump())
+    leave_if_taken_over(run)
+    fsync_path(draft)
+    if final.exists():
+        shutil.rmtree(final)
+    os.rename(draft, final)
+    fsync_path(final.parent)
+    link_atomic(run.latest, final.name)
+
+
+def _settle(path: Path) -> str:
+    """Put the file on the disk, readable for all (safetensors writes for the owner only); return its BLAKE3."""
+    with path.open("rb") as file:
+        os.fchmod(file.fileno(), 0o644)
+        os.fsync(file.fileno())
+    return blake3_file(path)
+
+
 def _not_written(run: RunFolder, step: int, error: Exception, remedy: str) -> TarmacError:
-    says = first_line(error)
-    return TarmacError(f"{run.checkpoint(step)}: cannot be written: {says}; {remedy} and resume")
+    why = first_line(error)
+    return TarmacError(f"{run.checkpoint(step)}: cannot be written: {why}; {remedy} and resume")
 
 
 def _copy(value: Any, known: dict[tuple[Any, ...], torch.Tensor]) -> Any:
-    """The value with its tensors copied to the host; those that are one stay one."""
+    """The value with its tensors copied to the host; tensors that share their memory still do."""
     if isinstance(value, torch.Tensor):
         place = value.device, value.data_ptr(), value.dtype, value.shape, value.stride()
         if place not in known:
@@ -127,8 +252,11 @@ def _copy(value: Any, known: dict[tuple[Any, ...], torch.Tensor]) -> Any:
 
 
 def _remedy(error: Exception, place: Path, model: nn.Module) -> str:
-    """What to do about it. torch raises a RuntimeError for a full disk and a lack of memory alike, so the
-    disk is asked whether it takes as much as model and optimizer may need."""
+    """What to do about the error.
+
+    torch raises a RuntimeError for a full disk and for a lack of memory alike, so this tries whether the disk
+    takes as much as model and optimizer may need.
+    """
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or getattr(error, "errno", 0) == errno.ENOMEM:
         return NO_MEMORY
     size_bytes = 3 * sum(value.numel() * value.element_size() for value in model.state_dict().values())
@@ -151,7 +279,7 @@ def add_val_loss(run: RunFolder, step: int, val_loss: float) -> None:
 
 
 def newest(run: RunFolder) -> Checkpoint | None:
-    """The newest sound checkpoint, to which `latest` points again; torn ones are named in the log.
+    """Return the newest sound checkpoint and point `latest` at it again; the log names torn ones.
 
     Drafts that a killed writer left are removed: whoever calls this is the run's only writer now. DataError
     for a checkpoint that cannot be read, and for a link that a copy has made a folder.
@@ -173,36 +301,13 @@ def newest(run: RunFolder) -> Checkpoint | None:
 
 
 def restore(checkpoint: Checkpoint, model: nn.Module) -> dict[str, Any]:
-    """Put model and random generators back to where they were; devices stay as they are. The rest of the
-    state, as it was saved."""
+    """Put model and random generators back to where they were, and return the rest of the state as saved.
+
+    Devices stay as they are.
+    """
     load_model(model, checkpoint.path / MODEL)
     state: dict[str, Any] = torch.load(checkpoint.path / STATE, map_location="cpu", weights_only=True)
     torch.set_rng_state(state["random"]["cpu"])
     if torch.cuda.is_available() and "cuda" in state["random"]:
         torch.cuda.set_rng_state(state["random"]["cuda"])
     return state
-
-
-def _random_state() -> dict[str, torch.Tensor]:
-    """Of the only generators a training process draws from; data has its own, made from the position."""
-    state = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
-    return state
-
-
-def _settle(path: Path) -> str:
-    """Put the file on the disk, readable for all (safetensors writes for the owner only); its BLAKE3."""
-    with path.open("rb") as file:
-        os.fchmod(file.fileno(), 0o644)
-        os.fsync(file.fileno())
-    return blake3_file(path)
-
-
-def _replace(draft: Path, final: Path) -> None:
-    """Give the draft its name; what stands there is torn, or `newest` would have resumed from it."""
-    fsync_path(draft)
-    if final.exists():
-        shutil.rmtree(final)
-    os.rename(draft, final)
-    fsync_path(final.parent)

@@ -1,27 +1,31 @@
 """The training loop. Everything it needs comes in, everything it finds out goes to the run's folder.
 
 It talks to no network, and to no process but the other ranks of its training: it appends metrics, writes
-checkpoints by rename and says what it is doing. Whatever kills it, at most the steps since the last
+checkpoints by rename and reports what it is doing. Whatever kills it, at most the steps since the last
 checkpoint are done again, with one result.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import logging
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 from tasks.core import config as configs
 from tasks.core.errors import UsageError
+from tasks.core.files import append_line, read_lines
 from tasks.core.schema import Config, Train
 from tasks.core.screen import Progress, no_progress
 from tasks.core.units import counted
 from tasks.dataset.versions import read_manifest
 from tasks.loader import worker_state
-from tasks.loader.bad import Budget, most_replaced
+from tasks.loader.bad import Budget, PassedOver, most_replaced
 from tasks.loader.batches import TRAIN
 from tasks.loader.collate import Batch
 from tasks.loader.feed import Data, Feed
@@ -33,12 +37,10 @@ from tasks.runs.data import left_out_by, version_path
 from tasks.runs.folder import RunFolder
 from tasks.runs.metrics import TRAIN_AXIS, MetricsWriter, make_row
 from tasks.runs.phases import PhaseWriter
-from tasks.training.aside import CheckpointSaver
+from tasks.training.checkpoints import CheckpointSaver
 from tasks.training.devices import Device
-from tasks.training.finite import check_losses, check_weights
-from tasks.training.meter import Meter
+from tasks.training.meter import Meter, check_losses, check_weights
 from tasks.training.ranks import ALONE, RankRequest, Ranks
-from tasks.training.replaced import ReplacedLedger
 from tasks.training.resume import generators_of, is_due, take_up
 from tasks.training.validation import Validation
 
@@ -48,7 +50,6 @@ logger = logging.getLogger(__name__)
 def train(
     run: RunFolder,
     config: Config,
-    version: Path,
     settings: LoaderSettings,
     phases: PhaseWriter,
     device: Device,
@@ -61,11 +62,7 @@ def train(
     """
     options = options_of(run, config)
     metrics = MetricsWriter(run.metrics_of(ranks.rank))
-    kind, recipe, manifest = (
-        recipes.check_recipe(options),
-        recipes.load_recipe(options),
-        read_manifest(version),
-    )
+    kind, recipe = recipes.check_recipe(options), recipes.load_recipe(options)
     datasets = _datasets(run, options, kind)
     worker_state.clear(run.workers, ranks.rank)
     own = {"workers": settings.workers, "prefetch": settings.prefetch, "pin_memory": device.is_cuda}
@@ -75,8 +72,8 @@ def train(
     feed = _packing(run, options, feed, ranks)
     start = take_up(run, options, recipe, device, feed, ranks)
     take_step, step = start.take_step, start.step
-    aside = CheckpointSaver(run)
-    validation = Validation.of(run, config, device, metrics, phases, feed, aside, manifest, ranks)
+    saver = CheckpointSaver(run)
+    validation = Validation(run, config, device, metrics, phases, feed, saver, ranks)
     logger.info("%s: from step %d of %d, on %s%s", run.name, step, options.steps, device.torch, ranks)
 
     if start.is_unmeasured:
@@ -84,10 +81,10 @@ def train(
     phases.set("first_batch", step)
     is_over, saved = step == options.steps, step
     meter = Meter(options.batch_size, device.is_cuda)
-    with aside, feed.train(start.place) as batches:
-        replaced = _ledger(run, step, feed)
+    with saver, feed.train(start.place) as batches:
+        replaced = _replaced_ledger(run, step, feed)
         while not is_over:
-            batch = _next_batch(run, step + 1, batches, feed.parts, replaced, meter, aside, ranks)
+            batch = _next_batch(run, step + 1, batches, feed.parts, replaced, meter, saver, ranks)
             is_over = batch is None
             if batch is not None:
                 taken = take_step(step, *map(device.put, batch))
@@ -118,28 +115,30 @@ def train(
                     if ranks.is_first:
                         place = feed.state(step, start.place).to_json()
                         state = {**take_step.state(), "feed": place, **generators}
-                        aside.save(step, take_step.model, state)
+                        saver.save(step, take_step.model, state)
                 logger.info("step %d: loss %.4f", step, values.get("train/loss", math.nan))
                 saved = step
                 validation.measure(step, take_step, batches.worker_pids)
                 meter.restart()
         phases.set("checkpoint", step, batches.worker_pids)
         with ranks.agreeing():
-            aside.wait()
+            saver.wait()
     phases.set("end", step)
     return step
 
 
 def options_of(run: RunFolder, config: Config) -> Train:
-    """The train block of a planned run; UsageError where it is missing, or counts no steps yet."""
+    """Return the train block of a planned run; UsageError where it is missing, or counts no steps yet."""
     if config.train is None or config.train.steps is None:
         raise UsageError(f"{run.config}: needs a train block with its steps; plan the run again")
     return config.train
 
 
 def measure_lengths(run: Path, progress: Progress = no_progress) -> None:
-    """Leave in the run's folder how long each sample is, for `train.pack`; for a child process of its agent.
-    BadSampleError or DataError for a sample that cannot be read."""
+    """Write into the run's folder how long each sample is, for `train.pack`; for a child process of its agent.
+
+    BadSampleError or DataError for a sample that cannot be read.
+    """
     folder = RunFolder(run)
     config = configs.reload(folder.config)
     assert config.train is not None
@@ -148,8 +147,11 @@ def measure_lengths(run: Path, progress: Progress = no_progress) -> None:
 
 
 def _packing(run: RunFolder, options: Train, feed: Feed, ranks: Ranks) -> Feed:
-    """The feed, in packs where `train.pack` asks for them. The agent has had the samples measured: minutes in
-    which no rank may wait for another. A rank that is alone measures what is missing."""
+    """The feed, in packs where `train.pack` asks for them.
+
+    The agent has had the samples measured, because that takes minutes in which no rank may wait for another. A
+    rank that is alone measures what is missing.
+    """
     if options.pack is None:
         return feed
     if ranks.count == 1:
@@ -174,13 +176,13 @@ def _next_batch(
     parts: int,
     replaced: ReplacedLedger,
     meter: Meter,
-    aside: CheckpointSaver,
+    saver: CheckpointSaver,
     ranks: Ranks,
 ) -> list[Batch] | None:
-    """That of `step`, in `parts`; None when the training is to stop before it, which all ranks decide."""
+    """The batch of `step`, in `parts`; None when the training is to stop before it, which all ranks decide."""
     batch: list[Batch] = []
     with ranks.agreeing() as vote:
-        aside.check()
+        saver.check()
         if ranks.is_first and run.stop.exists():
             vote.order = RankRequest.STOP
         else:
@@ -199,7 +201,7 @@ def _rates(rates: Mapping[str, float]) -> dict[str, float]:
 
 
 def _datasets(run: RunFolder, options: Train, kind: recipes.Options) -> list[Data]:
-    """Those of the run's record without the samples in the run's quarantine; its own dataset first.
+    """The datasets of the run's record without the samples in the run's quarantine; its own dataset first.
 
     UsageError for one that is not of the recipe's modality.
     """
@@ -214,8 +216,49 @@ def _datasets(run: RunFolder, options: Train, kind: recipes.Options) -> list[Dat
     return datasets
 
 
-def _ledger(run: RunFolder, step: int, feed: Feed) -> ReplacedLedger:
-    """Of this rank, which goes on after `step`; an epoch is all samples, of whatever dataset."""
+class ReplacedLedger:
+    """`replaced.rank_<r>.jsonl`: the bad samples that one rank trained without, and the samples in their place.
+
+    A line is written before its step counts as done. Steps that are done again after a resume find their lines
+    there already, by the position in the sequence of samples, so each is recorded once.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        step: int,
+        budget: Budget,
+        earlier: Sequence[Path],
+        is_read_here: Callable[[int], bool],
+    ) -> None:
+        """The rank goes on after `step`; `count` includes the samples replaced before.
+
+        `is_read_here` decides whether this rank reads a position: the files `earlier`, of all ranks, may be
+        those of another number of ranks.
+        """
+        self._path = path
+        self._budget = budget
+        lines = [line for file in earlier for line in read_lines(file)[0]]
+        self._recorded = {line["position"] for line in lines if line["step"] > step}
+        before = {line["position"] for line in lines if line["step"] <= step and is_read_here(line["position"])}
+        self.count = len(before)
+        epoch = max(before, default=0) // budget.samples
+        budget.spend(position for position in sorted(before) if position // budget.samples == epoch)
+
+    def add(self, step: int, passed_over: Sequence[PassedOver]) -> None:
+        """Record the replaced samples of the batch of `step`; DataError when the budget does not allow so many."""
+        for one in passed_over:
+            if one.position not in self._recorded:
+                where = {"step": step, "position": one.position, **dataclasses.asdict(one.defect)}
+                line = {**where, "stand_in": one.stand_in, "at": time.time()}
+                append_line(self._path, json.dumps(line, ensure_ascii=False))
+                logger.warning("replaced by %s: %s (%s)", one.stand_in, one.defect, one.defect.reason)
+        self.count += len(passed_over)
+        self._budget.spend(one.position for one in passed_over)
+
+
+def _replaced_ledger(run: RunFolder, step: int, feed: Feed) -> ReplacedLedger:
+    """The ledger of this rank, which goes on after `step`; an epoch is all samples, of whatever dataset."""
     versions, path = [data.version for data in feed.datasets], run.replaced(feed.rank)
     left_out = sum(entry.split == TRAIN for entry in feed.data.quarantined)
     samples = sum(read_manifest(version).splits[TRAIN].samples for version in versions) - left_out

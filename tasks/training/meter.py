@@ -1,33 +1,42 @@
-"""What a rank measures between two rows of metrics: losses, and how its time went.
+"""What a rank measures between two rows of metrics, and the checks that end a training that is not finite.
 
 Losses stay on the device until a row is due, so that a GPU is not made to wait for the host at every step.
 A GPU works on what was queued while the host waits for the next batch: only the time in which it had nothing
-to do counts as waiting for data. Events in its queue before and after the wait tell that, and are read when a
+to do counts as waiting for data. Events in its queue before and after the wait show that, and are read when a
 row is due. A CPU does nothing else while it waits, so there all of it counts.
+
+A loss or a weight that is not finite is in all weights a step later, so nothing is trained or saved beyond it.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
 import psutil
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from tasks.core.errors import DataError
+
+LEAST_SCALE = 1.0
+"""The least loss scale of fp16, which begins at 65,536 and is halved at every overflow."""
+WIDER = {"bf16": "fp32", "fp16": "bf16"}
 
 
 class Wait(NamedTuple):
-    """The host waited so long for a batch, between two events in the GPU's queue."""
+    """How long the host waited for a batch, between two events in the GPU's queue."""
 
     host_s: float
     before: torch.cuda.Event | None
     after: torch.cuda.Event | None
 
     def idle_s(self) -> float:
-        """How long the GPU had nothing to do in it, and no longer than the host waited: what else it lacked
-        work for is no wait for data. Waits for the GPU to come to the later event."""
+        """Return how long the GPU had nothing to do, at most as long as the host waited: other idle time is no
+        wait for data. Waits for the GPU to come to the later event."""
         if self.before is None or self.after is None:
             return self.host_s
         self.after.synchronize()
@@ -46,15 +55,15 @@ class Meter:
 
     @property
     def steps(self) -> int:
-        """Those of the interval, skipped ones among them."""
+        """Steps in the interval, including skipped ones."""
         return len(self._losses) + self._skipped
 
     def skip(self) -> None:
-        """One step changed nothing, and its loss counts for none."""
+        """Count one step that changed nothing, and whose loss is left out."""
         self._skipped += 1
 
     def restart(self) -> None:
-        """Begin a new interval now; what happened since the last row (a checkpoint) counts for none."""
+        """Begin a new interval now; the time since the last row (for a checkpoint) belongs to none."""
         self._losses: list[Tensor] = []
         self._logs: dict[str, list[Tensor]] = {}
         self._skipped = 0
@@ -63,7 +72,7 @@ class Meter:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Time within is time without data."""
+        """Count the time of the block as time without data."""
         before, began = self._mark(), time.perf_counter()
         yield
         self._waits.append(Wait(time.perf_counter() - began, before, self._mark()))
@@ -77,19 +86,19 @@ class Meter:
         return event
 
     def add(self, loss: Tensor, logs: Mapping[str, Tensor]) -> None:
-        """One step is done; `logs` are further figures of it, of shape [] and detached."""
+        """Count one step; `logs` are further figures of it, of shape [] and detached."""
         self._losses.append(loss.detach())
         for name, value in logs.items():
             self._logs.setdefault(name, []).append(value)
 
     def losses(self) -> list[float]:
-        """Those of the interval's steps, in order; waits for the device."""
+        """Return the losses of the interval's steps, in order; waits for the device."""
         losses: list[float] = torch.stack(self._losses).tolist() if self._losses else []
         return losses
 
     def values(self) -> dict[str, float]:
-        """The interval as metrics: mean loss (NaN if any was, none if all steps were skipped), speed, the
-        share of time waiting for data."""
+        """Return the interval as metrics: mean loss (NaN if any was, none if all steps were skipped), speed, and
+        the share of time spent waiting for data."""
         losses = self.losses()
         elapsed_s = time.perf_counter() - self._began
         return {
@@ -100,3 +109,45 @@ class Meter:
             "system/rss_bytes": self._process.memory_info().rss,
             **{f"train/{name}": float(torch.stack(values).mean()) for name, values in self._logs.items()},
         }
+
+
+def check_losses(losses: Sequence[float], last_step: int, precision: str) -> None:
+    """Raise DataError for the first of the steps up to `last_step` whose loss is not finite."""
+    for step, loss in enumerate(losses, last_step - len(losses) + 1):
+        if not math.isfinite(loss):
+            raise DataError(
+                f"the loss is {loss} at step {step}, so the weights are lost; {_remedy(precision)}"
+            )
+
+
+def check_weights(model: nn.Module, step: int, precision: str) -> None:
+    """Raise DataError for the first parameter or buffer that is not finite after `step`."""
+    for name, tensor in model.state_dict().items():
+        if not tensor.isfinite().all():
+            raise DataError(
+                f"the weights are lost after step {step}: {name} is not finite; they are not saved; "
+                f"{_remedy(precision)}"
+            )
+
+
+def check_validation(loss: float, step: int, precision: str) -> None:
+    """Raise DataError for a loss on held-out samples that is not finite; the weights are, as they were saved."""
+    if not math.isfinite(loss):
+        raise DataError(
+            f"the validation loss is {loss} at step {step}: the weights are finite, and what they make of "
+            f"the held-out samples is not; {_remedy(precision)}"
+        )
+
+
+def check_scale(scale: float, step: int, loss: float) -> None:
+    """Raise DataError when no loss scale is small enough any more: then it is no overflow of fp16."""
+    if scale < LEAST_SCALE:
+        raise DataError(
+            f"the weights are lost after step {step}: its gradients are not finite even at a loss scale of "
+            f"{scale:g}, and its loss is {loss}; {_remedy('fp16')}"
+        )
+
+
+def _remedy(precision: str) -> str:
+    remedy = "lower train.lr or lengthen train.warmup"
+    return remedy if precision == "fp32" else f"{remedy}, or try train.precision: {WIDER[precision]}"

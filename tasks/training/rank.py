@@ -27,8 +27,6 @@ from tasks.core.errors import OtherRankError, TarmacError
 from tasks.loader import forkserver
 from tasks.loader.settings import read_settings
 from tasks.models import recipes
-from tasks.runs import record
-from tasks.runs.data import version_path
 from tasks.runs.environment import Meeting, agent_of
 from tasks.runs.folder import RunFolder
 from tasks.runs.phases import PhaseWriter
@@ -72,10 +70,9 @@ def run_rank(run: RunFolder, rank: int = 0) -> None:
     from tasks.training.loop import options_of, train
     from tasks.training.ranks import joined
 
-    version = version_path(record.load_record(run).data[0])
     device = devices.choose(options_of(run, config))
     with joined() as ranks, devices.forms_demanded():
-        train(run, config, version, settings, phases, device, ranks)
+        train(run, config, settings, phases, device, ranks)
 
 
 def leave_with_starter(last_act: Callable[[], None] = lambda: None) -> None:

@@ -1,7 +1,7 @@
 """One optimizer step: from a batch to changed weights.
 
-Everything that happens between a batch and the next one stands here, so that the loop around it reads as what
-is done and this as how: micro-batches, loss scaling, clipping, learning rates by part, locked parts, and the
+Everything that happens between a batch and the next one is here, so that the loop around it shows what is done
+and this module how: micro-batches, loss scaling, clipping, learning rates by part, locked parts, and the
 moving average of the weights. All of it is a function of weights, batch and step number, or is part of the
 state that a checkpoint keeps.
 """
@@ -9,10 +9,11 @@ state that a checkpoint keeps.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,15 +25,15 @@ from tasks.core.schema import Train
 from tasks.models.recipes import Recipe
 from tasks.models.task import Contrastive, Features, Loss, Task
 from tasks.training.devices import Device
-from tasks.training.finite import check_scale
+from tasks.training.meter import check_scale
 from tasks.training.ranks import ALONE, Ranks, Spread
-from tasks.training.schedule import learning_rate
 
 
 class StepResult(NamedTuple):
     """What a step did: its mean loss and logs, of shape [] and detached, and its learning rates by part.
 
-    `scale` is None but for a step that was skipped, whose gradients were not finite: the loss scale since.
+    `scale` is None, except for a step that was skipped because its gradients were not finite: the new loss
+    scale.
     """
 
     loss: Tensor
@@ -43,7 +44,7 @@ class StepResult(NamedTuple):
 
 @dataclass(frozen=True)
 class RateSchedule:
-    """The learning rate that a group of parameters comes to, and over how many steps."""
+    """The highest learning rate of a group of parameters, and the warm-up steps to it."""
 
     peak: float
     warmup: int
@@ -51,6 +52,28 @@ class RateSchedule:
     @classmethod
     def of(cls, options: Train, part: str) -> RateSchedule:
         return cls(options.peak(part), options.warmup_steps_of(part))
+
+
+def learning_rate(
+    step: int,
+    *,
+    peak: float,
+    warmup: int,
+    steps: int,
+    schedule: Literal["cosine", "constant"] = "cosine",
+    cooldown: int = 0,
+) -> float:
+    """Return the rate of the optimizer step `step`, counted from 0, out of `steps`.
+
+    It warms up in a line, then follows half a cosine down to zero, or stays constant until it falls in a line
+    over the last `cooldown` steps. It has no state, so a resumed run needs nothing but its step. Source:
+    open_clip_train/scheduler.py.
+    """
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    if schedule == "constant":
+        return peak * min(1, (steps - step) / max(cooldown, 1))
+    return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup)))
 
 
 class Step:
@@ -73,8 +96,14 @@ class Step:
         self._trained = [parameter for group in groups for parameter in group["params"]]
         self._optimizer = torch.optim.AdamW(groups, fused=True)
         self._scaler = torch.amp.GradScaler(device.torch.type, enabled=options.precision == "fp16")
-        spread = Spread(self.task, ranks)
-        self._spread = spread if ranks.count == 1 else _exchanging_gradients(spread, options, ranks)
+        self._spread: nn.Module = Spread(self.task, ranks)
+        if ranks.count > 1:
+            # DDP arranges its buckets anew after the first step of a process, by the order in which the gradients
+            # were ready, but not where it looks for unused parameters. Where a gradient lies in its bucket decides
+            # the order in which more than two ranks add it up, and a resumed training would be rounded
+            # differently.
+            keeps_buckets = options.deterministic and ranks.count > 2
+            self._spread = DistributedDataParallel(self._spread, find_unused_parameters=keeps_buckets)
         self._judged = self.task if options.ema is None else recipe.task(copy.deepcopy(model))
         self._set_training()
 
@@ -99,13 +128,13 @@ class Step:
 
     @property
     def model(self) -> nn.Module:
-        """The weights that are judged, saved and evaluated: the average, where there is one."""
+        """The weights that are validated, saved and evaluated: the average, where there is one."""
         model: nn.Module = self._judged.model
         return model
 
     @contextmanager
     def judging(self) -> Iterator[Task]:
-        """The task with those weights, in eval mode and without gradients."""
+        """Yield the task with those weights, in eval mode and without gradients."""
         self._judged.eval()
         try:
             with torch.no_grad():
@@ -114,7 +143,7 @@ class Step:
             self._set_training()
 
     def state(self) -> dict[str, Any]:
-        """What a resume needs beside `model`."""
+        """Return what a resume needs beside `model`."""
         state: dict[str, Any] = {"optimizer": self._optimizer.state_dict()}
         if self._scaler.is_enabled():
             state["scaler"] = self._scaler.state_dict()
@@ -123,7 +152,7 @@ class Step:
         return state
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take up a state whose `model` is loaded already."""
+        """Restore a state whose `model` is loaded already."""
         self._optimizer.load_state_dict(state["optimizer"])
         if self._scaler.is_enabled():
             self._scaler.load_state_dict(state["scaler"])
@@ -134,7 +163,8 @@ class Step:
         return bool(name) and self._part_of(name) in self._options.frozen
 
     def _set_training(self) -> None:
-        """Locked parts stay in eval mode, in which neither dropout nor the batch changes what they say."""
+        """Set training mode; locked parts stay in eval mode, in which neither dropout nor the batch changes
+        their output."""
         self.task.train()
         for module in self._locked:
             module.training = False
@@ -158,7 +188,7 @@ class Step:
         return {part: rates[pace] for part, pace in self._pace_of.items()}
 
     def _backward(self, batch: Sequence[Mapping[str, Any]]) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Leave the gradients of the batch's mean loss over all ranks; that loss and its logs."""
+        """Compute the gradients of the batch's mean loss over all ranks; return that loss and its logs."""
         size = self._options.micro_batch
         parts = [part for given in batch for part in micro_batches(given, size)]
         if isinstance(self.task, Contrastive) and len(parts) > 1:
@@ -172,7 +202,7 @@ class Step:
         return self._summed(parts)
 
     def _summed(self, parts: Sequence[Mapping[str, Any]]) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """The weight of all parts is known at their end only, so the gradients are divided by it then."""
+        """Add up the parts; their total weight is known only at the end, so the gradients are divided by it then."""
         samples = sum(len(part["key"]) for part in parts)
         losses = []
         for part in parts:
@@ -199,9 +229,9 @@ class Step:
         the gradient that the contrast gave its features.
 
         Source: L. Gao et al., "Scaling deep contrastive learning batch size under memory limited setup"
-        (2021). The gradients are those of the whole batch, where open_clip's --accum-freq counts the
-        temperature's once a part: the contrast's own parameters get theirs with the last part. Each part
-        draws the same random numbers both times. Batch norm is that of a part.
+        (2021). The gradients equal those of the whole batch, where open_clip's --accum-freq counts the
+        temperature's once per part: the contrast's own parameters get theirs with the last part. Each part
+        draws the same random numbers both times. Batch norm works on a part.
         """
         features, draws = [], []
         for part in parts:
@@ -228,7 +258,7 @@ class Step:
         return mean.detach(), loss.logs
 
     def _gradients(self, task: Contrastive, features: Features) -> dict[str, Tensor]:
-        """Of the mean loss for all features, times the loss scale; the weights get none."""
+        """The gradients of the mean loss for all features, times the loss scale; the weights get none."""
         leaves = {name: value.detach().requires_grad_() for name, value in features.items()}
         with self._device.autocast():
             total, weight, _ = task.contrast(leaves)
@@ -237,7 +267,7 @@ class Step:
         return dict(zip(leaves, found, strict=True))
 
     def _exchanging(self, is_last: bool) -> AbstractContextManager[Any]:
-        """Ranks add up their gradients once a step, with the last part."""
+        """Have the ranks add up their gradients once per step, with the last part."""
         if is_last or not isinstance(self._spread, DistributedDataParallel):
             return nullcontext()
         return self._spread.no_sync()
@@ -247,7 +277,8 @@ class Step:
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def _is_skipped(self) -> bool:
-        """Change the weights, unless a gradient is not finite, which a smaller loss scale may mend."""
+        """Change the weights; whether that was skipped because a gradient is not finite, which a smaller loss
+        scale may mend."""
         before = self._scaler.get_scale()
         self._scaler.step(self._optimizer)
         self._scaler.update()
@@ -255,7 +286,7 @@ class Step:
 
     @torch.no_grad()
     def _follow(self, number: int) -> None:
-        """Move the average towards the weights; early on faster, or it would hold what they began as."""
+        """Move the average towards the weights; early on faster, or it would stay at their first values."""
         if self._options.ema is None:
             return
         decay = min(self._options.ema, (1 + number) / (10 + number))
@@ -266,24 +297,13 @@ class Step:
             mine.copy_(theirs)
 
 
-def _exchanging_gradients(spread: Spread, options: Train, ranks: Ranks) -> DistributedDataParallel:
-    """With `deterministic`, in the same buckets from the first step on.
-
-    DDP arranges its buckets anew after the first step of a process, by the order in which the gradients were
-    ready, but not where it looks for unused parameters. Where a gradient lies in its bucket decides the order
-    in which more than two ranks add it up, and a resumed training would be rounded differently.
-    """
-    keeps_buckets = options.deterministic and ranks.count > 2
-    return DistributedDataParallel(spread, find_unused_parameters=keeps_buckets)
-
-
 def parameter_groups(
     recipe: Recipe, model: nn.Module, options: Train
 ) -> tuple[list[dict[str, Any]], list[RateSchedule]]:
-    """Groups for AdamW, and the pace of each.
+    """Return groups for AdamW, and the pace of each.
 
-    Parts of one pace share their groups, so a training without parts has two: of parameters that decay, and
-    of others.
+    Parts of one pace share their groups, so a training without parts has two: parameters that decay, and the
+    others.
     """
     groups: dict[tuple[bool, RateSchedule], dict[str, Any]] = {}
     paces: list[RateSchedule] = []
@@ -302,7 +322,7 @@ def parameter_groups(
 
 
 def micro_batches(batch: Mapping[str, Any], size: int | None) -> list[Mapping[str, Any]]:
-    """The batch in parts of `size` samples, the last of which may be smaller; whole where that is None."""
+    """Return the batch in parts of `size` samples, the last of which may be smaller; whole where that is None."""
     samples = len(batch["key"])
     if size is None or size >= samples:
         return [batch]
@@ -311,7 +331,7 @@ def micro_batches(batch: Mapping[str, Any], size: int | None) -> list[Mapping[st
 
 
 def random_state(device: Device) -> tuple[Tensor, Tensor | None]:
-    """Of the generators that a model draws from."""
+    """Return the states of the generators that a model draws from."""
     return torch.get_rng_state(), torch.cuda.get_rng_state(device.torch) if device.is_cuda else None
 
 

@@ -21,7 +21,7 @@ from torch import nn
 
 from tasks.runs.folder import RunFolder
 from tasks.training import checkpoints
-from tasks.training.aside import CheckpointSaver
+from tasks.training.checkpoints import CheckpointSaver
 
 WIDTH, LAYERS, BATCH = 2048, 6, 16
 ROUNDS, STEPS = 3, 20

@@ -25,7 +25,7 @@ from tasks.loader.worker_state import WorkerStage, WorkerStates
 from tasks.runs.folder import RunFolder
 from tasks.runs.metrics import TRAIN_AXIS, MetricsWriter, make_row
 from tasks.runs.phases import PhaseWriter
-from tasks.training.aside import CheckpointSaver
+from tasks.training.checkpoints import CheckpointSaver
 from tasks.training.meter import Meter
 
 ROUNDS, STEPS, TRANSITIONS = 7, 3000, 50_000

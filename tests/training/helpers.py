@@ -55,11 +55,10 @@ def train_here(run: RunFolder) -> int:
     """Train in this process; the step reached."""
     writer = phases.PhaseWriter(run)
     writer.set("start", 0)
-    version = version_path(record.load_record(run).data[0])
     config = configs.reload(run.config)
     assert config.train is not None
     device = devices.choose(config.train)
-    return train(run, config, version, read_settings(run.loader), writer, device)
+    return train(run, config, read_settings(run.loader), writer, device)
 
 
 def start_rank(run: RunFolder, agent: Identity | None = None) -> subprocess.Popen[bytes]:

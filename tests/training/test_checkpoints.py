@@ -155,7 +155,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 pages = int(Path("/proc/self/statm").read_text().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (16 << 20),) * 2)
 try:
-    checkpoints.save(RunFolder(Path(sys.argv[1])), 1, model, {"optimizer": optimizer.state_dict()})
+    checkpoints.save_checkpoint(RunFolder(Path(sys.argv[1])), 1, model, {"optimizer": optimizer.state_dict()})
 except TarmacError as error:
     print(error)
 """

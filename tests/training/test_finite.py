@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tasks.core.errors import DataError
-from tasks.training.finite import check_losses, check_validation, check_weights
+from tasks.training.meter import check_losses, check_validation, check_weights
 
 
 def test_the_first_loss_that_is_not_finite_is_named() -> None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tasks.loader.bad import Budget
-from tasks.training.replaced import ReplacedLedger
+from tasks.training.loop import ReplacedLedger
 
 
 def written(path: Path, *lines: tuple[int, int]) -> Path:

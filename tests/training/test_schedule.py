@@ -7,7 +7,7 @@ import pytest
 from open_clip_train.scheduler import const_lr, const_lr_cooldown, cosine_lr  # type: ignore[import-untyped]
 
 from tasks.core.schema import Train
-from tasks.training.schedule import learning_rate
+from tasks.training.step import learning_rate
 
 
 def test_rises_in_a_line_and_falls_to_nothing() -> None:

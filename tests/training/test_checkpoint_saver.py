@@ -14,7 +14,7 @@ from tasks.core.errors import DataError, TarmacError
 from tasks.core.files import read_json
 from tasks.runs.checkpoints import is_sound, list_checkpoints
 from tasks.runs.folder import RunFolder
-from tasks.training.aside import CheckpointSaver
+from tasks.training.checkpoints import CheckpointSaver
 from tests.training.test_checkpoints import files_no_larger_than
 
 LARGE = (2048, 4096)
