@@ -1,4 +1,4 @@
-"""Which checkpoints a run has and whether they are whole, told from the files alone, without torch.
+"""Finds the checkpoints of a run and checks that they are whole, from the files alone, without torch.
 
 A checkpoint appears by rename, complete; its `meta.json` names the BLAKE3 of its files, which shows a file
 that was damaged later. Reading them all costs the checkpoint's size once, at a resume and at the end.
@@ -43,7 +43,7 @@ class Checkpoint:
 
 
 def list_checkpoints(folder: RunFolder) -> list[Checkpoint]:
-    """Every checkpoint by step, sound or not."""
+    """Return every checkpoint by step, sound or not."""
     found = []
     for path in folder.checkpoints.glob("step_*"):
         match = re.fullmatch(r"step_(\d+)", path.name)
@@ -53,7 +53,7 @@ def list_checkpoints(folder: RunFolder) -> list[Checkpoint]:
 
 
 class CheckpointListing:
-    """The checkpoints of a run for somebody who asks often: listed only when their folder has changed."""
+    """The checkpoints of a run for a caller who asks often: listed only when their folder has changed."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -61,7 +61,6 @@ class CheckpointListing:
         self._found: list[Checkpoint] = []
 
     def __call__(self) -> list[Checkpoint]:
-        """As `list_checkpoints`."""
         try:
             changed_ns = self._folder.checkpoints.stat().st_mtime_ns
         except FileNotFoundError:
@@ -73,7 +72,7 @@ class CheckpointListing:
 
 
 def read_meta(checkpoint: Checkpoint) -> CheckpointMeta | None:
-    """The checkpoint's `meta.json`; None when it is missing or torn, DataError when it cannot be read."""
+    """Return the checkpoint's `meta.json`; None when it is missing or torn, DataError when it is unreadable."""
     with unreadable_as_error(DataError), ignore_missing():
         try:
             return CheckpointMeta.model_validate(read_json(checkpoint.path / META))
@@ -83,10 +82,10 @@ def read_meta(checkpoint: Checkpoint) -> CheckpointMeta | None:
 
 
 def is_sound(checkpoint: Checkpoint, only: str | None = None) -> bool:
-    """Whether `meta.json` is there, of this step, and every file it names has the content it had; where
-    `only` names one, that file.
+    """Whether `meta.json` is there, for this step, and every file that it names (or `only` that file) has the
+    content that it had.
 
-    DataError when that cannot be told because a file does not let itself be read: it may be whole.
+    DataError when a file cannot be read: it may be whole.
     """
     meta = read_meta(checkpoint)
     if meta is None or meta.step != checkpoint.step or not meta.files:
@@ -98,12 +97,12 @@ def is_sound(checkpoint: Checkpoint, only: str | None = None) -> bool:
 
 
 def newest_sound(folder: RunFolder) -> Checkpoint | None:
-    """The sound checkpoint of the highest step: where a resumed run goes on."""
+    """Return the sound checkpoint of the highest step, from which a resumed run goes on."""
     return next((found for found in reversed(list_checkpoints(folder)) if is_sound(found)), None)
 
 
 def lowest_val_loss(folder: RunFolder) -> Checkpoint | None:
-    """The checkpoint of the lowest validation loss; the earlier of two equals. None without any loss."""
+    """Return the checkpoint of the lowest validation loss, the earlier of two equals; None without any loss."""
     measured = [
         (meta.val_loss, checkpoint.step, checkpoint)
         for checkpoint in list_checkpoints(folder)

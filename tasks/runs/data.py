@@ -1,8 +1,8 @@
 """What a run reads: a version, named by its content, without the samples in quarantine.
 
 A run keeps a copy of the dataset's quarantine, made when it is planned. Its digest is part of the run's
-identity, so all that read for a run (training, validation, evaluation, on every rank and in every attempt)
-leave out the same samples, whatever the dataset's file says by then.
+identity, so all readers of a run (training, validation, evaluation, on every rank and in every attempt) leave
+out the same samples, whatever the dataset's own quarantine holds by then.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tasks.runs.identity import ID_DIGITS, DataRef
 
 
 def data_of(version: Path) -> list[DataRef]:
-    """The version as a run refers to it: named by its manifest's content, wherever the folder lies."""
+    """Return the version as a run refers to it: named by its manifest's content, wherever the folder lies."""
     try:
         content = (version / "manifest.json").read_bytes()
     except OSError:
@@ -37,7 +37,7 @@ def data_of(version: Path) -> list[DataRef]:
 
 
 def datasets_of(config: Config, version: Path) -> list[DataRef]:
-    """All that the config trains on, as a run refers to it; see `shares_of`, but others by name."""
+    """Return all that the config trains on, as a run refers to it: its own dataset first, others by version."""
     (_, own), *others = shares_of(config, version)
     [first] = data_of(version)
     rest = [data_of(folder)[0].model_copy(update={"weight": share}) for folder, share in others]
@@ -45,52 +45,51 @@ def datasets_of(config: Config, version: Path) -> list[DataRef]:
 
 
 def shares_of(config: Config, version: Path) -> list[tuple[Path, float]]:
-    """`version` of the config's own dataset, then the current versions of those that `train.data` mixes in,
-    each with its share of the samples. UsageError where one is missing."""
+    """Return `version` of the config's own dataset, then the current versions of those that `train.data` mixes
+    in, each with its share of the samples. UsageError where one is missing."""
     given = (config.train.data if config.train is not None else None) or []
     if len(given) < 2:
         return [(version, 1.0)]
     total = sum(one.weight for one in given)
     shares = {os.path.abspath(one.dataset): one.weight / total for one in given}
-    own = shares.pop(os.path.abspath(config.dataset.output))
-    return [(version, own), *((_current(Path(dataset)), share) for dataset, share in shares.items())]
+    found = [(version, shares.pop(os.path.abspath(config.dataset.output)))]
+    for dataset, share in shares.items():
+        if (current := _current(Path(dataset))) is None:
+            raise UsageError(f"train.data: {dataset} holds no version of a dataset; build it first")
+        found.append((current.resolve(), share))
+    return found
 
 
 def missing_shares(config: Config) -> list[Path]:
-    """The datasets that `train.data` mixes in and that nobody has built yet."""
+    """Return the datasets that `train.data` mixes in and that nobody has built yet."""
     given = (config.train.data if config.train is not None else None) or []
     own = os.path.abspath(config.dataset.output)
     others = [one.dataset for one in given if os.path.abspath(one.dataset) != own]
-    return [dataset for dataset in others if _found(dataset) is None]
+    return [dataset for dataset in others if _current(dataset) is None]
 
 
-def _current(dataset: Path) -> Path:
-    """The current version of a dataset, or the version that the folder is."""
-    found = _found(dataset)
-    if found is None:
-        raise UsageError(f"train.data: {dataset} holds no version of a dataset; build it first")
-    return found.resolve()
-
-
-def _found(dataset: Path) -> Path | None:
+def _current(dataset: Path) -> Path | None:
+    """The current version of a dataset, or the folder itself where it is a version."""
     return next((one for one in (dataset / "current", dataset) if (one / "manifest.json").is_file()), None)
 
 
 def version_path(ref: DataRef) -> Path:
-    """The folder of a version that a run refers to."""
+    """Return the folder of a version that a run refers to."""
     inside = Path(ref.dataset) / "versions" / ref.version
     return inside if inside.is_dir() else Path(ref.dataset)
 
 
 def dataset_of(version: Path) -> Path | None:
-    """The dataset folder that a version lies in; None for one that lies elsewhere."""
+    """Return the dataset folder that a version lies in; None for one that lies elsewhere."""
     real = version.resolve()
     return real.parent.parent if real.parent.name == "versions" else None
 
 
 def train_samples(version: Path) -> int:
-    """Samples in the version's train split, by its manifest, but for those in quarantine; DataError when
-    those are all."""
+    """Return the number of samples in the version's train split, by its manifest, without those in quarantine.
+
+    DataError when all are in quarantine.
+    """
     name = data_of(version)[0].version
     left_out = sum(entry.split == "train" for entry in left_out_of(version, name))
     try:
@@ -109,8 +108,8 @@ def train_samples(version: Path) -> int:
 class Overfull:
     """A batch that holds some samples twice, as it takes more of a dataset than that has.
 
-    `is_wrong` where the loss compares the samples of a batch with each other: an image and the caption of its
-    double are to it a pair that does not belong together. `fitting` is a batch size of two steps an epoch.
+    `is_wrong` where the loss compares the samples of a batch with each other: it takes an image and the caption
+    of its double for a pair that does not belong together. `fitting` is a batch size of two steps per epoch.
     """
 
     problem: str
@@ -123,8 +122,8 @@ class Overfull:
 
 
 def overfull(config: Config, version: Path, rows: int | None = None) -> Overfull | None:
-    """Why a batch of the training would hold samples twice; None where it does not, and for mixed datasets
-    that are yet to be built. `rows` are those that packed samples fill, where that is known."""
+    """Explain why a batch of the training would hold samples twice; None where it does not, and for mixed
+    datasets that are yet to be built. `rows` is how many rows packed samples fill, where that is known."""
     train = config.train
     if train is None or missing_shares(config):
         return None
@@ -136,7 +135,7 @@ def overfull(config: Config, version: Path, rows: int | None = None) -> Overfull
 
 
 def overfull_of(train: Train, there: int, what: str, share: float = 1.0) -> Overfull | None:
-    """The same of `there` samples, of which a batch takes its `share`."""
+    """Explain the same for `there` samples, of which a batch takes its `share`."""
     taken = math.ceil(train.batch_size * share)
     if taken <= there:
         return None
@@ -147,22 +146,18 @@ def overfull_of(train: Train, there: int, what: str, share: float = 1.0) -> Over
 
 
 def left_out_of(version: Path, name: str) -> list[Quarantined]:
-    """The entries of the version's dataset that are about the version of this name, one per sample."""
-    mine = (
-        entry
-        for entry in sorted(read_quarantine(home(version) / NAME), reverse=True)
-        if entry.version == name
-    )
-    return sorted({entry.sample: entry for entry in mine}.values())
+    """Return the quarantine's entries about the version of this name, one per sample."""
+    entries = sorted(read_quarantine(home(version) / NAME), reverse=True)
+    return sorted({entry.sample: entry for entry in entries if entry.version == name}.values())
 
 
 def left_out_of_all(data: Iterable[DataRef]) -> list[Quarantined]:
-    """Those of each version that a run reads."""
+    """Return the same entries for each version that a run reads."""
     return sorted(entry for ref in data for entry in left_out_of(version_path(ref), ref.version))
 
 
 def left_out_by(run: RunFolder) -> list[Quarantined]:
-    """The entries of the run's copy; DataError when it is not the one that the run was planned with."""
+    """Return the entries of the run's copy; DataError when it is not the one that the run was planned with."""
     entries = read_quarantine(run.quarantine)
     if quarantine_digest(entries) != record.load_record(run).identity.get("quarantine"):
         raise DataError(
@@ -174,5 +169,5 @@ def left_out_by(run: RunFolder) -> list[Quarantined]:
 
 
 def quarantine_digest(entries: list[Quarantined]) -> str | None:
-    """BLAKE3 of the file's content; None for an empty quarantine."""
+    """Return the BLAKE3 of the file's content; None for an empty quarantine."""
     return blake3(to_text(entries).encode()).hexdigest() if entries else None

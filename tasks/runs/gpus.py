@@ -62,10 +62,7 @@ def gpu_environment(
     if len(here) < gpus:
         raise TarmacError(f"{gpus} GPUs are asked for, but there are {len(here)}; see {VISIBLE_GPUS}")
     is_known = bool(here) or VISIBLE_GPUS in environment
-    return {
-        VISIBLE_GPUS: ",".join(here[:gpus]) if is_known else None,
-        SPARE_GPUS: ",".join(here[gpus:]),
-    }
+    return {VISIBLE_GPUS: ",".join(here[:gpus]) if is_known else None, SPARE_GPUS: ",".join(here[gpus:])}
 
 
 def _visible(environment: Mapping[str, str], devices: Path) -> tuple[str, ...]:

@@ -1,11 +1,11 @@
-"""What a run is: the part of its config that shapes the weights, and the data's versions.
+"""The identity of a run: the part of its config that shapes the weights, and the data's versions.
 
 Two configs that would train the same weights have the same id, so starting one again resumes or finds the
 other. Where the work runs, how it is tracked and judged, and how many workers read do not count; paths do
 not either, because a version and a file of weights are named by their content. The reader and the shuffle
 count, because they change the order of the samples.
 
-Of the train block every key counts unless it is named here, so none is forgotten; one at its default leaves
+Every key of the train block counts unless it is named here, so none is forgotten; a key at its default leaves
 no trace, so a new key leaves the id of every run as it was.
 """
 
@@ -22,7 +22,7 @@ from tasks.core.files import blake3_file, digest, unreadable_as_error
 from tasks.core.schema import Config
 
 NOT_SHAPING = frozenset({"checkpoint_every", "log_every", "on_stall"})
-"""The keys of `train` that the weights do not hang on."""
+"""The keys of `train` that do not affect the weights."""
 ALWAYS_WRITTEN = (
     "recipe",
     "model",
@@ -52,9 +52,9 @@ class DataRef(BaseModel):
 
 
 def identity(config: Config, data: Sequence[DataRef], quarantine: str | None = None) -> dict[str, Any]:
-    """The fields that shape the weights, and `digest`, the BLAKE3 of their canonical JSON.
+    """Return the fields that shape the weights, and `digest`, the BLAKE3 of their canonical JSON.
 
-    `quarantine` is the digest of the samples that the run leaves out; None, of none, leaves no trace.
+    `quarantine` is the digest of the samples that the run leaves out; None leaves no trace.
     UsageError when the config has no `train` block, its steps are not known yet, or a file of weights cannot
     be read.
     """
@@ -78,7 +78,7 @@ def identity(config: Config, data: Sequence[DataRef], quarantine: str | None = N
 
 
 def _by_content(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The model with the BLAKE3 of its file of pretrained weights in the place of the path."""
+    """The model with the BLAKE3 of its file of pretrained weights in place of the path."""
     weights = model.get("pretrained")
     if not isinstance(weights, str) or not Path(weights).is_file():
         return dict(model)
@@ -88,5 +88,5 @@ def _by_content(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_id(fields: dict[str, Any]) -> str:
-    """The run's id: the first 12 digits of its identity's digest."""
+    """Return the run's id: the first 12 digits of its identity's digest."""
     return str(fields["digest"])[:ID_DIGITS]

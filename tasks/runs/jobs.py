@@ -211,9 +211,7 @@ def submit_from_helper(request: str, descriptor: str) -> None:
     limit_s, folder = asked["time_limit_s"], Path(asked["folder"])
     executor = submitit.LocalExecutor(folder, max_num_timeout=0)
     executor.update_parameters(
-        timeout_min=limit_s / 60,
-        signal_delay_s=min(SIGNAL_DELAY_S, limit_s // 2),
-        stderr_to_stdout=True,
+        timeout_min=limit_s / 60, signal_delay_s=min(SIGNAL_DELAY_S, limit_s // 2), stderr_to_stdout=True
     )
     environment = gpu_environment(asked["gpus"], os.environ)
     submitted = executor.submit(enter, asked["target"], asked["arguments"], environment)

@@ -1,6 +1,6 @@
-"""`ledger.jsonl`: every evaluation job's history, appended by the run's agent and folded by whoever asks.
+"""`ledger.jsonl`: every evaluation job's history, appended by the run's agent and folded by its readers.
 
-Appending costs one line and survives a crash; the state of an evaluation is what its last line says.
+Appending costs one line and survives a crash; the last line on an evaluation holds its state.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Key = tuple[int, str]
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """Where one evaluation stands. `uid` is the digest of what was asked; `attempt` counts its tries from 1.
+    """The state of one evaluation. `uid` is the digest of what was asked; `attempt` counts its tries from 1.
 
-    `job` is the job as `tasks.runs.job.Job` writes itself, its folder from the run's on; None when none was
+    `job` is the job as `tasks.runs.jobs.Job` writes itself, its folder relative to the run's; None when none was
     started. `at` is when the entry was written, `since` when the question was put, which with `uid` makes the
     question that a result repeats. `refusals` counts the submissions in a row that were refused, which are no
     tries, since `refused_since`. `tried` holds the reason of each try that ended without a result.
@@ -59,7 +59,7 @@ class LedgerEntry:
         return bool(self.tried) and len(self.tried) == self.attempt and not self.is_final
 
     def having_been_refused(self, reason: str) -> LedgerEntry:
-        """The try is given back."""
+        """Return the entry with one more refusal; the try does not count."""
         since = self.refused_since if self.refusals else time.time()
         return replace(
             self, attempt=self.attempt - 1, reason=reason, refusals=self.refusals + 1, refused_since=since
@@ -67,12 +67,12 @@ class LedgerEntry:
 
 
 def append(path: Path, entry: LedgerEntry) -> None:
-    """Add one line; a line torn by a crash before it stays a line of its own."""
+    """Append one line; a line torn by a crash before it stays a line of its own."""
     append_line(path, json.dumps(vars(entry), ensure_ascii=False))
 
 
 def read_ledger(path: Path) -> list[LedgerEntry]:
-    """All lines; those that are no entry are skipped."""
+    """Return all entries; lines that are no entry are skipped."""
     entries = []
     for row in read_lines(path)[0]:
         try:
@@ -85,5 +85,5 @@ def read_ledger(path: Path) -> list[LedgerEntry]:
 
 
 def fold(entries: Iterable[LedgerEntry]) -> dict[Key, LedgerEntry]:
-    """The last word on each evaluation."""
+    """Return the last entry on each evaluation."""
     return {entry.key: entry for entry in entries}

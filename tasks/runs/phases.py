@@ -1,9 +1,9 @@
 """`phases/rank_r.json`: what a rank is doing, since when, and which worker processes serve it.
 
-It is a sign of life, replaced by rename at most once a second and not forced to disk: after a power cut
-nobody lives whom it could tell of, and a training step must not wait for a disk. Nor does a training end
-because it could not be written, as on a full disk. It ends where its run is another agent's by now: each sign
-of life looks first, so that at most a second of work is written into what is no longer its own.
+It is a sign of life, replaced by rename at most once a second and not forced to disk: after a power cut no
+process lives that it could describe, and a training step must not wait for a disk. Nor does a training end
+because it could not be written, as on a full disk. It does end where its run is another agent's by now: each
+sign of life checks that first, so at most a second of work is written into what is no longer its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Phase:
-    """The rank is in `phase` since `since`, at `step`; `at` is when it last said so (Unix seconds)."""
+    """The rank is in `phase` since `since`, at `step`; `at` is when it last reported that (Unix seconds)."""
 
     phase: str
     step: int
@@ -39,7 +39,7 @@ class Phase:
 
 
 class PhaseWriter:
-    """One rank's only way to say what it is doing."""
+    """Reports what one rank is doing."""
 
     def __init__(self, folder: RunFolder, rank: int = 0) -> None:
         self._folder = folder
@@ -49,7 +49,7 @@ class PhaseWriter:
         self._has_warned = False
 
     def set(self, phase: PhaseName, step: int, workers: Sequence[int] = ()) -> None:
-        """Say it, at most once a second within one phase; a change of phase is always said."""
+        """Report it, at most once a second within one phase; a change of phase is always reported."""
         now = time.time()
         last = self._last
         changed = last is None or last.phase != phase
@@ -58,21 +58,18 @@ class PhaseWriter:
         leave_if_taken_over(self._folder)
         since = now if last is None or changed else last.since
         self._last = Phase(phase, step, since, now, os.getpid(), list(workers))
+        draft = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
         try:
-            self._write(json.dumps(asdict(self._last)))
+            draft.write_text(json.dumps(asdict(self._last)), encoding="utf-8")
+            os.replace(draft, self._path)
         except OSError as error:
             if not self._has_warned:
                 logger.warning("%s: no sign of life (%s); trying on", self._path, error)
             self._has_warned = True
 
-    def _write(self, text: str) -> None:
-        draft = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
-        draft.write_text(text, encoding="utf-8")
-        os.replace(draft, self._path)
-
 
 def read_phase(path: Path) -> Phase | None:
-    """What the rank last said; None when it has said nothing readable yet."""
+    """Return what the rank last reported; None when there is nothing readable yet."""
     try:
         return Phase(**read_json(path))
     except (OSError, ValueError, TypeError):

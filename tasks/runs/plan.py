@@ -37,32 +37,37 @@ from tasks.runs.identity import DataRef, identity, run_id
 from tasks.runs.record import RunRecord
 
 WRITTEN_S = 15.0
-"""How long whoever holds a new run's lease may take to write the run down."""
+"""How long the holder of a new run's lease may take to write its record."""
 POLL_S = 0.1
 
 
 def locate(config: Config, version: Path) -> RunFolder:
-    """The folder that this config and data have, whether or not it is there yet; writes nothing."""
-    resolved = resolve(config, version)
-    data = datasets_of(resolved, version)
-    fields = identity(resolved, data, quarantine_digest(left_out_of_all(data)))
-    return RunFolder(resolved.runs / f"{config.name}-{run_id(fields)}")
+    """Return the folder of this config and data, whether or not it is there yet; writes nothing."""
+    run, *_ = _located(config, version)
+    return run
 
 
-def plan(config: Config, version: Path, *, fresh: bool = False) -> RunFolder:
-    """The run's folder with its record, its config and the data's quarantine, and a pin on the version.
-
-    An existing run keeps its record; its config follows the given one (they differ only in what does not
-    shape the weights) unless an agent works on it, which is told, and its record where the data lie now.
-    `fresh` moves an existing run to `runs/archive/` first;
-    TarmacError when it is in use. UsageError for evaluations of steps that an existing run has passed without
-    a checkpoint.
-    """
+def _located(
+    config: Config, version: Path
+) -> tuple[RunFolder, Config, list[DataRef], list[Quarantined], dict[str, Any]]:
+    """The run's folder, its resolved config, its data, the samples that it leaves out, and its identity."""
     resolved = resolve(config, version)
     data = datasets_of(resolved, version)
     quarantined = left_out_of_all(data)
     fields = identity(resolved, data, quarantine_digest(quarantined))
     run = RunFolder(resolved.runs / f"{config.name}-{run_id(fields)}")
+    return run, resolved, data, quarantined, fields
+
+
+def plan(config: Config, version: Path, *, fresh: bool = False) -> RunFolder:
+    """Return the run's folder with its record, its config and the data's quarantine, and pin the version.
+
+    An existing run keeps its record, except for the folders of the data; its config follows the given one (they
+    differ only in keys that do not shape the weights) unless an agent works on it, of which a warning is
+    printed. `fresh` moves an existing run to `runs/archive/` first; TarmacError when it is in use. UsageError
+    for evaluations of steps that an existing run has passed without a checkpoint.
+    """
+    run, resolved, data, quarantined, fields = _located(config, version)
     if fresh and run.record.exists():
         _archive(run)
     try:
@@ -82,8 +87,11 @@ def plan(config: Config, version: Path, *, fresh: bool = False) -> RunFolder:
 
 
 def command_to_resume(run: RunFolder) -> str:
-    """The command that takes the run up, whichever config and changes began it: it plans from the run's own
-    config, whose paths are absolute, on the run's own version, also where a newer one is current by now."""
+    """Return the command that resumes the run, whichever config and changes began it.
+
+    It plans from the run's own config, whose paths are absolute, on the run's own version, even where a newer
+    one is current by now.
+    """
     version = version_path(record.load_record(run).data[0])
     dataset = dataset_of(version)
     is_current = dataset is None or (dataset / "current").resolve() == version.resolve()
@@ -92,7 +100,7 @@ def command_to_resume(run: RunFolder) -> str:
 
 
 def resolve(config: Config, version: Path) -> Config:
-    """The config with epochs as steps and absolute paths."""
+    """Return the config with epochs as steps and absolute paths."""
     source = config.dataset
     sources = [
         entry.model_copy(update={"path": absolute_location(entry.path)}) for entry in source.all_sources
@@ -111,7 +119,7 @@ def resolve(config: Config, version: Path) -> Config:
 
 
 def require_checkpoints(run: RunFolder, config: Config) -> None:
-    """UsageError for an evaluation without a result whose checkpoint will not appear any more.
+    """Raise UsageError for an evaluation without a result whose checkpoint will not appear any more.
 
     `config` is a resolved one, which need not be the one that the run had before.
     """
@@ -147,19 +155,15 @@ def _resolved(train: Train, version: Path) -> Train:
     elif isinstance(weights, str) and os.path.isabs(weights):
         raise UsageError(f"train.model.pretrained: there is no file {weights}, whose content names the run")
     if train.epochs is not None:
-        changes |= {"steps": _steps_of(train, train.epochs, version), "epochs": None}
+        samples = train_samples(version)
+        steps = train.epochs * samples // train.batch_size
+        if steps < 1:
+            raise UsageError(
+                f"train.epochs: {train.epochs} epochs of {samples} samples make no "
+                f"batch of {train.batch_size}; lower train.batch_size"
+            )
+        changes |= {"steps": steps, "epochs": None}
     return train.model_copy(update=changes)
-
-
-def _steps_of(train: Train, epochs: int, version: Path) -> int:
-    samples = train_samples(version)
-    steps = epochs * samples // train.batch_size
-    if steps < 1:
-        raise UsageError(
-            f"train.epochs: {epochs} epochs of {samples} samples make no "
-            f"batch of {train.batch_size}; lower train.batch_size"
-        )
-    return steps
 
 
 def _write(
@@ -192,7 +196,7 @@ def _write(
 
 
 def _leave_alone(run: RunFolder, config: Config, held: Held) -> None:
-    """The run as its holder has it, once that is written down; tells which keys of `config` it lacks."""
+    """Wait until the run's holder has written its record, and warn of the keys of `config` that the run lacks."""
     deadline = time.monotonic() + WRITTEN_S
     while not run.record.exists():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""What code and packages an attempt ran with, so that a difference between attempts can be named.
+"""The code and packages that an attempt ran with, so that a difference between attempts can be named.
 
 An attempt runs from a copy of the library's code in its own folder: whatever the checkout holds by the time a
 queued attempt starts, or starts an evaluation, it runs what it was started with.
@@ -20,7 +20,7 @@ from tasks.core.files import code_digest
 __all__ = ["PACKAGES", "code_digest", "differences", "snapshot", "versions"]
 
 PACKAGES = ("torch", "torchvision", "open_clip_torch", "webdataset", "numpy", "pillow", "safetensors")
-"""The packages that the weights can hang on."""
+"""The packages that can affect the weights."""
 
 
 def snapshot(place: Path) -> None:
@@ -43,7 +43,7 @@ def _other_caches(folder: str, names: list[str]) -> list[str]:
 
 
 def versions() -> dict[str, str]:
-    """Python's version and those of the installed PACKAGES; importing none of them."""
+    """Return the versions of Python and of the installed PACKAGES, without importing them."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -56,7 +56,7 @@ def versions() -> dict[str, str]:
 def differences(
     code_before: str, before: Mapping[str, str], code_now: str, now: Mapping[str, str]
 ) -> list[str]:
-    """What changed between two attempts, in words; empty when nothing did."""
+    """Name what changed between two attempts; empty when nothing did."""
     changed = [
         f"{name} {before.get(name, 'not installed')} → {now.get(name, 'not installed')}"
         for name in sorted({*before, *now})

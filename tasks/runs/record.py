@@ -1,4 +1,4 @@
-"""`run.json`: what a run is, what state it is in and why, and every attempt at it.
+"""`run.json`: the identity of a run, its state and the reason, and every attempt at it.
 
 It is written by whoever holds the run's lease, whole and by rename, and read by everybody.
 """
@@ -40,7 +40,7 @@ class Attempt(BaseModel):
     pid_ticks: int | None = None
     job: str | None
     slurm: SlurmJob | None = None
-    """`job`, where it is one of Slurm's."""
+    """The same job, where it is one of Slurm's."""
     code_digest: str
     versions: dict[str, str]
     outcome: str | None = None
@@ -77,17 +77,15 @@ class RunRecord(BaseModel):
     started_by: str | None = None
     """Id of the flow run that has started the newest agent; None where no flow run has."""
     wandb_id: str | None = None
-    """Of the wandb run: the run's id and a part drawn at random when the folder is made, because runs that
-    differ in name or place only have one id. None in an older record, whose wandb run has the run's id."""
+    """Id of the wandb run: the run's id and a part drawn at random when the folder is made, because runs that
+    differ only in name or place have one id. None in an older record, whose wandb run has the run's id."""
 
     @property
     def trained(self) -> int:
         """Number of the newest attempt that was to train, not only to evaluate; 0 without one."""
-        for number in range(len(self.attempts), 0, -1):
-            attempt = self.attempts[number - 1]
-            ended = attempt.outcome in ("evaluated", ASIDE)
-            evaluates = self.goal == "evaluate" if attempt.outcome is None else ended
-            if not evaluates:
+        for number, attempt in reversed(list(enumerate(self.attempts, 1))):
+            evaluated = attempt.outcome in ("evaluated", ASIDE)
+            if not (self.goal == "evaluate" if attempt.outcome is None else evaluated):
                 return number
         return 0
 
@@ -101,17 +99,17 @@ class RunRecord(BaseModel):
         return holder is not None and bool(self.attempts) and self.attempts[-1].is_of(holder.identity)
 
     def having(self, **changes: Any) -> RunRecord:
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed."""
         return self.model_copy(update=changes)
 
     def having_last(self, **changes: Any) -> RunRecord:
-        """A copy with some fields of the last attempt changed."""
+        """Return a copy with some fields of the last attempt changed."""
         *earlier, last = self.attempts
         return self.having(attempts=[*earlier, last.model_copy(update=changes)])
 
 
 def load_record(run: RunFolder) -> RunRecord:
-    """The run's record; DataError when it is missing or unreadable."""
+    """Return the run's record; DataError when it is missing or unreadable."""
     try:
         return RunRecord.model_validate(read_json(run.record))
     except (OSError, ValueError, ValidationError) as error:

@@ -100,9 +100,7 @@ class Evaluations:
 
         Looks only at what is open; at everything every FULL_LOOK_S, when somebody asked, and before the end.
         """
-        is_full = (
-            self._changed() != self._changed_ns or time.monotonic() - self._looked >= FULL_LOOK_S
-        )
+        is_full = self._changed() != self._changed_ns or time.monotonic() - self._looked >= FULL_LOOK_S
         is_going = self._advance(training, is_full, submitting)
         return is_going or (not is_full and self._advance(training, True, submitting))
 

@@ -55,10 +55,7 @@ class Started:
 
 
 def start_or_adopt(
-    run: RunFolder,
-    goal: Goal = "train",
-    on_wait: Callable[[], None] = lambda: None,
-    by: str | None = None,
+    run: RunFolder, goal: Goal = "train", on_wait: Callable[[], None] = lambda: None, by: str | None = None
 ) -> Started:
     """Have an agent at work on the run, the live one or a new one; do nothing when all is done.
 
@@ -156,9 +153,7 @@ def _start(run: RunFolder, goal: Goal, by: str | None) -> Started:
     trains = goal == "train" and state.state != "succeeded"
     submitted = _submit(run, len(state.attempts) + 1, trains)
     queued = {"state": "queued", "reason": ""} if trains else {}
-    record.save_record(
-        run, state.having(job=submitted.to_json(run.path), goal=goal, started_by=by, **queued)
-    )
+    record.save_record(run, state.having(job=submitted.to_json(run.path), goal=goal, started_by=by, **queued))
     changes: list[str] = []
     if state.attempts:
         last = state.attempts[-1]

@@ -312,9 +312,7 @@ def _in_words(causes: Sequence[Finding]) -> str:
     """All causes; the last line of the log is quoted once, where it describes one of them best."""
     text = "; ".join(map(_one_in_words, causes))
     quotes = [
-        one.evidence["last_line"]
-        for one in causes
-        if one.code in QUOTED and one.evidence.get("last_line")
+        one.evidence["last_line"] for one in causes if one.code in QUOTED and one.evidence.get("last_line")
     ]
     return f"{text} ({quotes[0]})" if quotes else text
 

@@ -201,9 +201,7 @@ def _draft_of(run: RunFolder, step: int) -> Path:
     return run.checkpoints / f"{DRAFT}{run.checkpoint(step).name}"
 
 
-def _publish(
-    run: RunFolder, step: int, write: Callable[[Path], None], val_loss: float | None = None
-) -> None:
+def _publish(run: RunFolder, step: int, write: Callable[[Path], None], val_loss: float | None = None) -> None:
     """Have `write` fill a draft, give it the name of the checkpoint when all is on disk, and point `latest` at it.
 
     A folder that has the name already is torn, or `newest` would have resumed from it.

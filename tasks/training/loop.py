@@ -240,7 +240,9 @@ class ReplacedLedger:
         self._budget = budget
         lines = [line for file in earlier for line in read_lines(file)[0]]
         self._recorded = {line["position"] for line in lines if line["step"] > step}
-        before = {line["position"] for line in lines if line["step"] <= step and is_read_here(line["position"])}
+        before = {
+            line["position"] for line in lines if line["step"] <= step and is_read_here(line["position"])
+        }
         self.count = len(before)
         epoch = max(before, default=0) // budget.samples
         budget.spend(position for position in sorted(before) if position // budget.samples == epoch)

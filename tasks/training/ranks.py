@@ -164,10 +164,7 @@ class Spread(nn.Module):
         self.task, self.ranks = task, ranks
 
     def forward(
-        self,
-        batch: Mapping[str, Any],
-        gradients: Features | None = None,
-        contrasted: Features | None = None,
+        self, batch: Mapping[str, Any], gradients: Features | None = None, contrasted: Features | None = None
     ) -> Loss | tuple[Tensor, Loss | None]:
         """The loss of the batch: that of all ranks for a contrast, else that of this rank's share.
 
