@@ -46,6 +46,7 @@ from tasks.runs.checkpoints import (
 )
 from tasks.runs.environment import leave_if_taken_over
 from tasks.runs.folder import RunFolder
+from tasks.training.devices import random_state, set_random_state
 
 STATE = "state.pt"
 DRAFT = ".draft_"
@@ -144,13 +145,9 @@ def copied(run: RunFolder, step: int, model: nn.Module, state: Mapping[str, Any]
     TarmacError when memory runs out.
     """
     known: dict[tuple[Any, ...], torch.Tensor] = {}
-    # The only generators a training process draws from; data has its own, made from the position.
-    random = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        random["cuda"] = torch.cuda.get_rng_state()
     try:
         weights = Weights(_copy(model.state_dict(), known))
-        return Copied(weights, _copy({**state, "random": random}, known))
+        return Copied(weights, _copy({**state, "random": random_state()}, known))
     except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError when the host's memory runs out
         raise _not_written(run, step, error, NO_MEMORY) from error
 
@@ -305,7 +302,5 @@ def restore(checkpoint: Checkpoint, model: nn.Module) -> dict[str, Any]:
     """
     load_model(model, checkpoint.path / MODEL)
     state: dict[str, Any] = torch.load(checkpoint.path / STATE, map_location="cpu", weights_only=True)
-    torch.set_rng_state(state["random"]["cpu"])
-    if torch.cuda.is_available() and "cuda" in state["random"]:
-        torch.cuda.set_rng_state(state["random"]["cuda"])
+    set_random_state(state["random"])
     return state

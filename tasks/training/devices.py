@@ -1,4 +1,4 @@
-"""Where a rank computes: the GPU when there is one, else the CPU with a fixed number of threads.
+"""The device of a rank: the GPU when there is one, else the CPU with a fixed number of threads.
 
 Unless `train.deterministic` is off, everything is set to give the same bits again, because a resumed run must
 end where an undisturbed one does. That costs some speed on a GPU, and an operation without a deterministic
@@ -24,9 +24,9 @@ from tasks.core.process import keep_freed_memory
 from tasks.core.schema import Train
 
 DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))
-"""Where a driver shows, on Linux and in WSL."""
+"""They exist where a GPU's driver is installed, on Linux and in WSL."""
 MODE = "torch.use_deterministic_algorithms(True)"
-"""What every refusal of torch's deterministic mode names."""
+"""Every error of torch's deterministic mode contains it."""
 logger = logging.getLogger(__name__)
 
 
@@ -42,30 +42,38 @@ class Device:
         return self.torch.type == "cuda"
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """bf16 or fp16 where it is asked for; weights and optimizer stay in fp32."""
+        """Return the context for bf16 or fp16 where it is asked for; weights and optimizer stay in fp32."""
         lower = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
         return nullcontext() if lower is None else torch.autocast(self.torch.type, lower)
 
     def put(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """The batch with its tensors on the device; from pinned memory the copy runs beside the host."""
+        """Return the batch with its tensors on the device; from pinned memory the copy runs beside the host."""
         return {
             name: value.to(self.torch, non_blocking=True) if isinstance(value, Tensor) else value
             for name, value in batch.items()
         }
 
     def memory(self) -> dict[str, int]:
-        """`system/gpu_bytes`, the most that tensors have taken of a GPU; empty on a CPU."""
+        """Return `system/gpu_bytes`, the most memory that tensors have taken on a GPU; empty on a CPU."""
         return {"system/gpu_bytes": torch.cuda.max_memory_allocated(self.torch)} if self.is_cuda else {}
 
 
 def choose(train: Train) -> Device:
-    """The device of this process, with threads and determinism set for it, before it joins other ranks: NCCL
-    keeps from sums by NVLS, which differ from run to run, if determinism is on when its group is made.
+    """Return the device of this process, with threads and determinism set for it.
 
-    Of several ranks on one machine each has the GPU of its LOCAL_RANK.
+    It has to be called before the process joins other ranks: NCCL avoids sums by NVLS, which differ from run to
+    run, only if determinism is on when its group is made. Of several ranks on one machine each has the GPU of
+    its LOCAL_RANK. Without determinism, as in open_clip's trainer, TensorFloat-32 takes the place of fp32
+    products, and cuDNN measures which convolution is the fastest.
     """
     keep_freed_memory()
-    _set_determinism(train.deterministic)
+    if train.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts; see torch's notes
+    torch.use_deterministic_algorithms(train.deterministic)
+    torch.backends.cuda.matmul.allow_tf32 = not train.deterministic
+    torch.backends.cudnn.allow_tf32 = not train.deterministic
+    torch.backends.cudnn.benchmark = not train.deterministic
+    torch.backends.cudnn.deterministic = train.deterministic
     torch.set_num_threads(train.threads)
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -73,14 +81,15 @@ def choose(train: Train) -> Device:
         return Device(device, train.precision)
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
     if torch.version.cuda and not is_hidden and any(driver.exists() for driver in DRIVERS):
-        says = "a GPU's driver is here, but torch %s cannot use it, so this trains on the CPU"
-        logger.warning(says, torch.__version__)
+        logger.warning(
+            "a GPU's driver is here, but torch %s cannot use it, so this trains on the CPU", torch.__version__
+        )
     return Device(torch.device("cpu"), train.precision)
 
 
 @contextmanager
 def forms_demanded() -> Iterator[None]:
-    """UsageError that names `train.deterministic` for an operation that has no deterministic form here."""
+    """Raise UsageError that names `train.deterministic` for an operation without a deterministic form here."""
     try:
         yield
     except RuntimeError as error:
@@ -93,15 +102,19 @@ def forms_demanded() -> Iterator[None]:
         ) from error
 
 
-def _set_determinism(is_deterministic: bool) -> None:
-    """Off, as open_clip's trainer has it: TensorFloat-32 in the place of fp32 products, and the convolution
-    that cuDNN measures to be the fastest."""
-    if is_deterministic:
-        os.environ.setdefault(
-            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-        )  # read when CUDA starts; see torch's notes
-    torch.use_deterministic_algorithms(is_deterministic)
-    torch.backends.cuda.matmul.allow_tf32 = not is_deterministic
-    torch.backends.cudnn.allow_tf32 = not is_deterministic
-    torch.backends.cudnn.benchmark = not is_deterministic
-    torch.backends.cudnn.deterministic = is_deterministic
+def random_state() -> dict[str, Tensor]:
+    """Return the states of the generators that a training process draws from.
+
+    Data has its own generator, made from the position.
+    """
+    cuda = {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {}
+    return {"cpu": torch.get_rng_state(), **cuda}
+
+
+def set_random_state(state: Mapping[str, Tensor | None]) -> None:
+    """Set the generators; a state that was saved on another kind of device sets those that both have."""
+    assert state["cpu"] is not None
+    torch.set_rng_state(state["cpu"])
+    cuda = state.get("cuda")
+    if torch.cuda.is_available() and cuda is not None:
+        torch.cuda.set_rng_state(cuda)

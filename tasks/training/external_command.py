@@ -1,7 +1,7 @@
-"""The command of recipe external: what the trainer has to be told is filled in as options of its own.
+"""Completes the command of recipe external with options of the trainer's own, made from the config.
 
-A trainer counts a batch per rank, while a config counts it over all of them, so how many ranks the command
-starts decides what it is told. Nothing is run to find out: a launcher's own options say it.
+A trainer counts a batch per rank, while a config counts it over all of them, so the options depend on how many
+ranks the command starts. A launcher's own options give that number, so nothing is run to find out.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tasks.trainers.contract import Assignment, Trainer
 
 
 def command_of(config: Config, version: Path, workers: int, output: Path) -> tuple[list[str], Trainer]:
-    """The words of the command with what the trainer has to be told filled in, and the trainer.
+    """Return the words of the command with the trainer's missing options filled in, and the trainer.
 
-    `config` is a resolved one, `workers` are as many as wanted, `output` is the folder of the trainer's
-    files, which gets the model's description. UsageError for a config that no command can be made of.
+    `config` is a resolved one, `workers` the wanted number, `output` the folder of the trainer's files, which
+    gets the model's description. UsageError for a config that no command can be made of.
     """
     require_ranks(config)
     assert config.train is not None
@@ -41,14 +41,14 @@ def command_of(config: Config, version: Path, workers: int, output: Path) -> tup
         return list(command.words), trainer
     if not options.gives and not command.has("--model"):
         raise UsageError(f"train.model: {trainer.name} has to be told which model; give name or config")
-    told = trainer.options(_assignment(config, options, version, workers, output, command.ranks))
-    lacking = [(option, value) for option, value in told.items() if not command.has(option)]
+    given = trainer.options(_assignment(config, options, version, workers, output, command.ranks))
+    lacking = [pair for pair in given.items() if not command.has(pair[0])]
     return command.having([word for pair in lacking for word in pair if word]), trainer
 
 
 def require_ranks(config: Config) -> None:
-    """UsageError where the processes that the command starts are not those that `engine.train` counts, or a
-    batch does not go evenly to them. Of another recipe nothing is asked."""
+    """Raise UsageError where the command does not start as many processes as `engine.train` asks for, or a
+    batch does not go evenly to them. Other recipes have no command to check."""
     train, engine = config.train, config.engine.train
     options = None if train is None else recipes.check_recipe(train)
     if train is None or not isinstance(options, ExternalOptions):
@@ -78,7 +78,7 @@ def require_ranks(config: Config) -> None:
 
 
 def _require_given_batch(train: Train, command: Command, trainer: Trainer) -> None:
-    """UsageError for a batch size that the command gives and that makes other steps than the config's."""
+    """Raise UsageError for a batch size in the command that makes other steps than the config's."""
     data = trainer.data(command) if trainer.options is not None and command.has("--batch-size") else None
     if data is None:
         return
@@ -92,7 +92,7 @@ def _require_given_batch(train: Train, command: Command, trainer: Trainer) -> No
 
 
 def _command(options: ExternalOptions) -> Command:
-    """The command, with `python` and `torchrun` as those of Tarmac's own environment."""
+    """The command, with `python` and `torchrun` of Tarmac's own environment."""
     first, *others = options.command
     if first == "torchrun":
         return Command.of([sys.executable, "-m", "torch.distributed.run", *others])
@@ -138,20 +138,20 @@ def _tars(version: Path, manifest: Manifest, split: str) -> str:
 
 
 def _accumulation(train: Train, ranks: int) -> int:
-    """How many passes a rank's share of a batch takes."""
+    """The number of passes that a rank's share of a batch takes."""
     share = train.batch_size // ranks
     return share // (train.micro_batch or share)
 
 
 def _workers(wanted: int, shards: int, train: Train) -> int:
-    """Of a rank, which reads so many shards: as many as have one each, and make no batch more than an epoch
-    has, as each yields equally many."""
+    """The number of loader workers of a rank that reads so many shards: at most one per shard, and a divisor of
+    the batches in an epoch, as each worker yields equally many."""
     most = min(wanted, shards)
     return next((count for count in range(most, 0, -1) if train.checkpoint_every % count == 0), 0)
 
 
 def _model(options: ExternalOptions, output: Path) -> str:
-    """The trainer's name of the model; of one that it has no name for, the folder of its description."""
+    """The trainer's name of the model; where it has none, the folder of the model's description."""
     if options.name is not None and options.name != DIGITS:
         return options.name
     folder = output / "model"
@@ -161,13 +161,11 @@ def _model(options: ExternalOptions, output: Path) -> str:
 
 
 def _model_options(options: ExternalOptions) -> Mapping[str, str]:
-    told: dict[str, str] = {}
-    if options.pretrained is not None:
-        told["--pretrained"] = options.pretrained
-    if options.is_sigmoid:
-        told["--siglip"] = ""
-    if options.image_size is not None:
-        told["--force-image-size"] = str(options.image_size)
-    if options.patch_dropout is not None:
-        told["--force-patch-dropout"] = f"{options.patch_dropout:g}"
-    return told
+    size, dropout = options.image_size, options.patch_dropout
+    given = {
+        "--pretrained": options.pretrained,
+        "--siglip": "" if options.is_sigmoid else None,
+        "--force-image-size": None if size is None else str(size),
+        "--force-patch-dropout": None if dropout is None else f"{dropout:g}",
+    }
+    return {option: value for option, value in given.items() if value is not None}

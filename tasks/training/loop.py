@@ -110,7 +110,7 @@ def train(
                 check_weights(take_step.task.model, step, device.precision)
                 phases.set("checkpoint", step, batches.worker_pids)
                 metrics.settle()
-                generators = generators_of(ranks, device)
+                generators = generators_of(ranks)
                 with ranks.agreeing():
                     if ranks.is_first:
                         place = feed.state(step, start.place).to_json()

@@ -1,13 +1,13 @@
 """`python -m tasks.training.rank RUN_FOLDER`: one rank's process, started by the run's agent.
 
 It ends with exit code 0 when it reached the last step or obeyed `stop`, else with the error's code and one
-line on standard error. When its standard input is a pipe that closes, whoever started it is gone, and it
-leaves at once: a training nobody watches would hold the cores and race with its own successor. Nothing is
-torn by that, as every file appears by rename. A rank that an agent holds ignores SIGTERM, which Slurm sends
-to every process of a job that it ends: the agent gets it too, and asks for a checkpoint.
+line on standard error. When its standard input is a pipe that closes, its starter is gone, and it leaves at
+once: a training nobody watches would hold the cores and race with its own successor. That tears nothing, as
+every file appears by rename. A rank that an agent holds ignores SIGTERM, which Slurm sends to every process of
+a job that it ends: the agent gets it too, and asks for a checkpoint.
 
-torch is imported late: it reads then what the environment says of threads, and the loader's forkserver is
-forked off as soon as the imports are done.
+torch is imported late: it then reads the numbers of threads from the environment, and the loader's forkserver
+is forked off as soon as the imports are done.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ logger = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Train the run in the folder given; returns the exit code."""
+    """Train the run in the folder given; return the exit code."""
     leave_with_starter()
     if agent_of(os.environ) is not None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # so do the loader's forkserver, which is a fork of it
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # so does the loader's forkserver, which is a fork of it
     rank, meeting = int(os.environ.get("RANK", "0")), Meeting.of(os.environ)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("tasks").setLevel(logging.INFO)
@@ -56,13 +56,13 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run_rank(run: RunFolder, rank: int = 0) -> None:
-    """Train the run by what stands in its folder, as the rank of this number."""
+    """Train the run in its folder, as the rank of this number."""
     phases = PhaseWriter(run, rank)
     phases.set("start", 0)
     config = configs.reload(run.config)
     settings = read_settings(run.loader)
-    # Threads that spin while they wait for each other take the core from the very one they wait for once
-    # anything else runs on the machine, such as an evaluation; a step then takes more than ten times as long.
+    # Once anything else runs on the machine, such as an evaluation, threads that spin while they wait for each
+    # other take the core from the very one they wait for; a step then takes more than ten times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if config.train is not None and settings.workers:
         forkserver.fork(recipes.module_of(config.train))
@@ -76,7 +76,7 @@ def run_rank(run: RunFolder, rank: int = 0) -> None:
 
 
 def leave_with_starter(last_act: Callable[[], None] = lambda: None) -> None:
-    """End this process, after `last_act`, when its standard input, if it is a pipe, comes to its end."""
+    """End this process, after `last_act`, once its standard input is closed, if that is a pipe."""
     if not stat.S_ISFIFO(os.fstat(0).st_mode):
         return
 
@@ -90,8 +90,11 @@ def leave_with_starter(last_act: Callable[[], None] = lambda: None) -> None:
 
 
 def leave(exit_code: int) -> NoReturn:
-    """End this process; at once after a failure. gloo's threads may still wait then for ranks that are gone,
-    and Python's own end meets them: now and then it aborts, and a signal is taken for the cause."""
+    """End this process; after a failure at once, without Python's own shutdown.
+
+    gloo's threads may still wait then for ranks that are gone: now and then the shutdown meets them and aborts,
+    and its signal would be taken for the cause.
+    """
     if exit_code == 0:
         sys.exit()
     logging.shutdown()

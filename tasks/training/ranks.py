@@ -1,12 +1,12 @@
-"""What several ranks have in common: one loss and one gradient, and the decision of what to do next.
+"""What the ranks of a training share: one loss and one gradient, and the decision of what to do next.
 
-What a rank finds out alone (a file `stop`, a sample that cannot be read, a full disk) must not be obeyed by
-it alone, or the others wait for it in the next exchange. So after each piece of work that may end differently
-all ranks exchange one integer and take the highest: data at an end, go on, stop, failed.
+A rank must not act alone on what only it has noticed (a file `stop`, a sample that cannot be read, a full disk),
+or the others wait for it in the next exchange. So after each piece of work that may end differently all ranks
+exchange one integer and take the highest: data at an end, go on, stop, failed.
 
 Each rank computes the contrast of all features, which costs it the whole matrix of logits; in return every
-rank knows the loss, and no gradient is missing: what the other ranks' losses say of a rank's features comes
-back to it. DDP then takes the mean over ranks, which is the gradient of the whole batch.
+rank knows the loss, and no gradient is missing: the gradients of the other ranks' losses with respect to a
+rank's features come back to it. DDP then takes the mean over ranks, which is the gradient of the whole batch.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from tasks.models.task import Contrastive, Features, Loss, Task
 from tasks.runs.environment import Meeting
 
 PATIENCE_S = 600.0
-"""How long a rank waits for the others in one exchange; the longest that one may save or read alone. One that
-was killed or stopped is noticed by the agent, long before that."""
+"""How long a rank waits for the others in one exchange, and so the longest that one may save or read alone. The
+agent notices a rank that was killed or stopped long before that."""
 
 
 class RankRequest(IntEnum):
-    """What a rank asks for, in rising order: the highest of all ranks holds for all."""
+    """What a rank asks for, in rising order: the highest request of all ranks holds for all."""
 
     DONE = 0
     GO_ON = 1
@@ -49,35 +49,37 @@ class Vote:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Which rank this process is, of how many that stand in one group of torch.distributed."""
+    """The number of this process's rank, and the count of ranks in its group of torch.distributed."""
 
     rank: int = 0
     count: int = 1
 
     def __str__(self) -> str:
-        """For the log; nothing of one that is alone."""
+        """A phrase for the log; empty for a rank that is alone."""
         return "" if self.count == 1 else f", as rank {self.rank} of {self.count}"
 
     def gather(self, features: Tensor) -> Tensor:
-        """[samples, ...] of each rank -> [ranks * samples, ...], in their order, with the gradient."""
+        """Gather [samples, ...] of each rank into [ranks * samples, ...], in their order, with the gradient."""
         if self.count == 1:
             return features
         gathered: Tensor = _Gather.apply(features, self)
         return gathered
 
     def mine(self, gathered: Tensor) -> Tensor:
-        """This rank's part of what was gathered."""
+        """Return this rank's part of what was gathered."""
         return gathered.chunk(self.count)[self.rank]
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the rank that writes what exists once a run."""
+        """Whether this is the rank that writes the files of which a run has one."""
         return self.rank == 0
 
     @contextmanager
     def agreeing(self) -> Iterator[Vote]:
-        """Work that may end differently from rank to rank, and has no exchange in it. When it is done all
-        know the highest order; OtherRankError where another rank raised."""
+        """Do work that may end differently from rank to rank, and has no exchange in it.
+
+        When it is done all know the highest order; OtherRankError where another rank raised.
+        """
         vote = Vote()
         try:
             yield vote
@@ -87,10 +89,10 @@ class Ranks:
             raise
         vote.order = self._highest(vote.order)
         if vote.order is RankRequest.FAILED:
-            raise OtherRankError("another rank has failed, and says why in its own log")
+            raise OtherRankError("another rank has failed; its own log has the reason")
 
     def of_first(self, *values: int) -> list[int]:
-        """The first rank's values, on every rank."""
+        """Return the first rank's values, on every rank."""
         if self.count == 1:
             return list(values)
         sent = torch.tensor(values)
@@ -99,7 +101,7 @@ class Ranks:
         return numbers
 
     def of_all(self, value: Tensor) -> list[Tensor]:
-        """The values of all ranks, in their order; of one shape and kind, and on the CPU."""
+        """Return the values of all ranks, in their order; they have one shape and type, and are on the CPU."""
         if self.count == 1:
             return [value]
         values = [torch.empty_like(value) for _ in range(self.count)]
@@ -113,12 +115,12 @@ class Ranks:
         try:
             distributed.all_reduce(number, distributed.ReduceOp.MAX)
         except RuntimeError as error:
-            says = first_line(error)
-            raise OtherRankError(f"another rank is gone, or does not answer: {says}") from error
+            why = first_line(error)
+            raise OtherRankError(f"another rank is gone, or does not answer: {why}") from error
         return RankRequest(int(number))
 
     def sum(self, value: Tensor) -> Tensor:
-        """The sum over all ranks, without a gradient."""
+        """Return the sum over all ranks, without a gradient."""
         total = value.detach().clone()
         if self.count > 1:
             distributed.all_reduce(total)
@@ -130,11 +132,11 @@ ALONE = Ranks()
 
 @contextmanager
 def joined(environment: Mapping[str, str] = os.environ) -> Iterator[Ranks]:
-    """One group with the other ranks that the environment tells of, as torchrun's does: by the store in the
+    """Join a group with the other ranks that the environment names, as torchrun's does: by the store in the
     folder TARMAC_MEETING where that is given, else by MASTER_ADDR and MASTER_PORT.
 
-    Figures on the CPU go by gloo, and those on GPUs by NCCL. The group is left in order only by ranks that
-    end in order: one that fails must not wait for the others again.
+    Values on the CPU go by gloo, and those on GPUs by NCCL. Only ranks that end in order leave the group in
+    order: one that fails must not wait for the others again.
     """
     ranks = Ranks(int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1")))
     if ranks.count == 1:
@@ -150,8 +152,8 @@ def joined(environment: Mapping[str, str] = os.environ) -> Iterator[Ranks]:
             timeout=timedelta(seconds=PATIENCE_S),
         )
     except RuntimeError as error:
-        says = first_line(error)
-        raise OtherRankError(f"the {ranks.count} ranks did not all come together: {says}") from error
+        why = first_line(error)
+        raise OtherRankError(f"the {ranks.count} ranks did not all come together: {why}") from error
     yield ranks
     distributed.destroy_process_group()
 
@@ -166,17 +168,17 @@ class Spread(nn.Module):
     def forward(
         self, batch: Mapping[str, Any], gradients: Features | None = None, contrasted: Features | None = None
     ) -> Loss | tuple[Tensor, Loss | None]:
-        """The loss of the batch: that of all ranks for a contrast, else that of this rank's share.
+        """Return the loss of the batch: that of all ranks for a contrast, else that of this rank's share.
 
-        With `gradients`, of features that were encoded before, a figure of shape [] whose gradient is theirs
-        for the weights; with `contrasted`, which are all features, their loss too, for the contrast's own
+        With `gradients`, of features that were encoded before, return a scalar whose gradient is theirs for the
+        weights; with `contrasted`, which are all features, return their loss too, for the contrast's own
         parameters.
         """
         if gradients is None:
             return self._loss(batch)
         assert isinstance(self.task, Contrastive)
         features = self.task.encode(batch)
-        # DDP takes the mean over ranks, and what is wanted of the features is the sum.
+        # DDP takes the mean over ranks, and the features need the sum.
         products = [(features[name] * gradient).sum() for name, gradient in gradients.items()]
         loss = None if contrasted is None else self.task.contrast(contrasted)
         return self.ranks.count * torch.stack(products).sum(), loss

@@ -1,8 +1,8 @@
-"""Where a training begins: at the newest sound checkpoint, or anew; the same for all ranks.
+"""Begins a training at the newest sound checkpoint, or anew; in the same way on all ranks.
 
 The first rank chooses, because a disk may show a checkpoint to one rank and not yet to another. Weights,
-optimizer and the loader's place are the same on all ranks; random generators are each rank's own, and all of
-them stand in the checkpoint. On another number of ranks the training goes on with the same samples in the
+optimizer and the loader's place are the same on all ranks; random generators are each rank's own, and the
+checkpoint holds all of them. On another number of ranks the training goes on with the same samples in the
 same order, and its sums are rounded differently.
 """
 
@@ -22,9 +22,9 @@ from tasks.models.recipes import Recipe
 from tasks.runs.checkpoints import Checkpoint, read_meta
 from tasks.runs.folder import RunFolder
 from tasks.training import checkpoints
-from tasks.training.devices import Device
+from tasks.training.devices import Device, random_state, set_random_state
 from tasks.training.ranks import Ranks
-from tasks.training.step import Step, random_state, set_random_state
+from tasks.training.step import Step
 
 ANEW = -1
 logger = logging.getLogger(__name__)
@@ -32,9 +32,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Start:
-    """All that a step changes, as the checkpoint of `step` has it, and the loader's place.
+    """All that a step changes, as in the checkpoint of `step`, and the loader's place.
 
-    `is_unmeasured` where a stop or a death came before that checkpoint's validation.
+    `is_unmeasured` where the training was stopped or killed before that checkpoint's validation.
     """
 
     take_step: Step
@@ -46,8 +46,8 @@ class Start:
 def take_up(
     run: RunFolder, options: Train, recipe: Recipe, device: Device, feed: Feed, ranks: Ranks
 ) -> Start:
-    """The start that the newest sound checkpoint gives, or a new one."""
-    chosen, is_unmeasured = _chosen(run, options, ranks)
+    """Return the start from the newest sound checkpoint, or a new one."""
+    chosen, is_unmeasured = _choose(run, options, ranks)
     torch.manual_seed(options.seed)
     model = recipe.build_model(pretrained=chosen is None).to(device.torch)
     take_step = Step(recipe, model, options, device, ranks)
@@ -56,27 +56,25 @@ def take_up(
         return Start(take_step, 0, feed.state(), False)
     state = checkpoints.restore(chosen, take_step.model)
     take_step.load(state)
-    _restore_generators(state.get("ranks", []), ranks, options.seed, chosen, device)
-    is_kept = "feed" in state  # which it is not in a checkpoint from before
+    _restore_generators(state.get("ranks", []), ranks, options.seed, chosen)
+    is_kept = "feed" in state  # older checkpoints do not hold it
     place = FeedState.of(state["feed"]) if is_kept else feed.state(chosen.step)
     return Start(take_step, chosen.step, place, is_unmeasured)
 
 
 def is_due(step: int, options: Train) -> bool:
-    """Whether a checkpoint belongs at `step`, which is validated; a stop leaves others."""
+    """Whether `step` is to have a checkpoint, which is validated; a stop leaves others."""
     return step == options.steps or step % options.checkpoint_every == 0
 
 
-def generators_of(ranks: Ranks, device: Device) -> dict[str, Any]:
-    """What a checkpoint keeps beside the first rank's generators: those of the others, if there are any."""
-    cpu, cuda = random_state(device)
-    all_cpu = ranks.of_all(cpu)
-    all_cuda = [None] * ranks.count if cuda is None else ranks.of_all(cuda)
-    others = [{"cpu": one, "cuda": other} for one, other in zip(all_cpu, all_cuda, strict=True)][1:]
+def generators_of(ranks: Ranks) -> dict[str, Any]:
+    """Return the generators of all ranks but the first, whose own the checkpoint has already; empty for one."""
+    gathered = {name: ranks.of_all(state) for name, state in random_state().items()}
+    others = [{name: states[rank] for name, states in gathered.items()} for rank in range(1, ranks.count)]
     return {"ranks": others} if others else {}
 
 
-def _chosen(run: RunFolder, options: Train, ranks: Ranks) -> tuple[Checkpoint | None, bool]:
+def _choose(run: RunFolder, options: Train, ranks: Ranks) -> tuple[Checkpoint | None, bool]:
     """The first rank's choice, and whether it is still to be validated."""
     step, is_unmeasured = ANEW, False
     with ranks.agreeing():
@@ -90,26 +88,23 @@ def _chosen(run: RunFolder, options: Train, ranks: Ranks) -> tuple[Checkpoint | 
 
 
 def _restore_generators(
-    others: list[Mapping[str, Any]], ranks: Ranks, seed: int, checkpoint: Checkpoint, device: Device
+    others: list[Mapping[str, torch.Tensor | None]], ranks: Ranks, seed: int, checkpoint: Checkpoint
 ) -> None:
-    """Of this rank; the first one's are in the state of the model already."""
+    """Set this rank's generators; the first rank's are restored with the model."""
     before = 1 + len(others)
-    if before != ranks.count and ranks.is_first:
-        logger.warning(
-            "%s is of %d ranks, and goes on with %d: sums are rounded differently from here on",
-            checkpoint.path.name,
-            before,
-            ranks.count,
-        )
-    if before != ranks.count:
-        _draw_as_rank(ranks, seed, checkpoint.step)
-    elif not ranks.is_first:
-        mine = others[ranks.rank - 1]
-        set_random_state(device, (mine["cpu"], mine["cuda"] if device.is_cuda else None))
+    if before == ranks.count:
+        if not ranks.is_first:
+            set_random_state(others[ranks.rank - 1])
+        return
+    if ranks.is_first:
+        rounding = "%s is of %d ranks, and goes on with %d: sums are rounded differently from here on"
+        logger.warning(rounding, checkpoint.path.name, before, ranks.count)
+    _draw_as_rank(ranks, seed, checkpoint.step)
 
 
 def _draw_as_rank(ranks: Ranks, seed: int, step: int) -> None:
-    """Ranks draw different random numbers, or they would drop out the same; the first draws as one alone."""
+    """Seed a rank's generators: ranks draw different random numbers, or they would drop out the same features;
+    the first draws like one that is alone."""
     if not ranks.is_first:
         text = f"{seed} {step} {ranks.rank}".encode()
         torch.manual_seed(int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big"))

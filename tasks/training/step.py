@@ -24,7 +24,7 @@ from tasks.core.errors import UsageError
 from tasks.core.schema import Train
 from tasks.models.recipes import Recipe
 from tasks.models.task import Contrastive, Features, Loss, Task
-from tasks.training.devices import Device
+from tasks.training.devices import Device, random_state, set_random_state
 from tasks.training.meter import check_scale
 from tasks.training.ranks import ALONE, Ranks, Spread
 
@@ -235,7 +235,7 @@ class Step:
         """
         features, draws = [], []
         for part in parts:
-            draws.append(random_state(self._device))
+            draws.append(random_state())
             with torch.no_grad(), self._device.autocast():
                 features.append(task.encode(part))
         names, sizes = list(features[0]), [len(part["key"]) for part in parts]
@@ -244,7 +244,7 @@ class Step:
         shares = {name: torch.split(self._ranks.mine(value), sizes) for name, value in gradients.items()}
         for place, part in enumerate(parts):
             is_last = place == len(parts) - 1
-            set_random_state(self._device, draws[place])
+            set_random_state(draws[place])
             given = {name: shares[name][place] for name in names}
             with self._exchanging(is_last):
                 with self._device.autocast():
@@ -328,15 +328,3 @@ def micro_batches(batch: Mapping[str, Any], size: int | None) -> list[Mapping[st
         return [batch]
     starts = range(0, samples, size)
     return [{name: value[start : start + size] for name, value in batch.items()} for start in starts]
-
-
-def random_state(device: Device) -> tuple[Tensor, Tensor | None]:
-    """Return the states of the generators that a model draws from."""
-    return torch.get_rng_state(), torch.cuda.get_rng_state(device.torch) if device.is_cuda else None
-
-
-def set_random_state(device: Device, state: tuple[Tensor, Tensor | None]) -> None:
-    cpu, cuda = state
-    torch.set_rng_state(cpu)
-    if cuda is not None:
-        torch.cuda.set_rng_state(cuda, device.torch)
