@@ -22,6 +22,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.core.engines.slurm_queue import Queue, SlurmJob
 from tasks.core.errors import TarmacError
+from tasks.core.files import read_json, write_json
 from tasks.core.lock import holder_of
 from tasks.core.process import Identity, child_environment, kill_tree, signal_at_starters_end
 from tasks.runs import record
@@ -43,8 +45,10 @@ SIGNAL_DELAY_S = 60
 SUBMIT_TIMEOUT_S = 60
 UNLIMITED_S = 100 * 365 * 24 * 3600
 """What submitit, which requires a time limit, is given where there is none."""
+SUBMITTED = "job.json"
+"""The helper's answer, in the folder of the job."""
 CONTROLLER = "SUBMITIT_LOCAL_JOB_ID"
-HELPER = "import sys; from tasks.runs.jobs import submit_from_helper as submit; submit(*sys.argv[1:])"
+HELPER = "import sys; from tasks.runs.jobs import submit_from_helper as submit; submit(sys.argv[1])"
 """Imports this module by name: submitit pickles functions of a `__main__` by value."""
 
 
@@ -144,31 +148,22 @@ def submit(
         "time_limit_s": UNLIMITED_S if time_limit_s is None else time_limit_s,
         "gpus": gpus,
     }
-    read_end, write_end = os.pipe()
-    printed = place / "submit.log"
-    with printed.open("ab") as output, os.fdopen(read_end, "rb") as reply:
-        try:
-            helper = subprocess.Popen(
-                [sys.executable, "-c", HELPER, json.dumps(request), str(write_end)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=_environment(code),
-                pass_fds=[write_end],
-                start_new_session=True,
-            )
-        finally:
-            os.close(write_end)
-        try:
-            helper.wait(timeout=SUBMIT_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            helper.kill()
-            helper.wait()
-        text = reply.read()
-    if not text:
+    submitted, printed = place / SUBMITTED, place / "submit.log"
+    submitted.unlink(missing_ok=True)
+    with printed.open("ab") as output, suppress(subprocess.TimeoutExpired):
+        subprocess.run(
+            [sys.executable, "-c", HELPER, json.dumps(request)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=_environment(code),
+            start_new_session=True,
+            timeout=SUBMIT_TIMEOUT_S,
+        )
+    if not submitted.exists():
         tail = "\n  ".join(printed.read_text(errors="replace").splitlines()[-5:])
         raise TarmacError(f"the job {name} could not be submitted; {printed} ends:\n  {tail}")
-    return Job.from_json(json.loads(text))
+    return Job.from_json(read_json(submitted))
 
 
 def submit_to_slurm(
@@ -202,11 +197,10 @@ def _environment(code: Path | None) -> dict[str, str]:
     return environment
 
 
-def submit_from_helper(request: str, descriptor: str) -> None:
-    """Hand the job to submitit, whose controller becomes a child of this process; write the job to the pipe."""
+def submit_from_helper(request: str) -> None:
+    """Hand the job to submitit, whose controller becomes a child of this process, and record the job."""
     import submitit  # late, as only the helper needs it
 
-    os.set_inheritable(int(descriptor), False)
     asked = json.loads(request)
     limit_s, folder = asked["time_limit_s"], Path(asked["folder"])
     executor = submitit.LocalExecutor(folder, max_num_timeout=0)
@@ -216,7 +210,7 @@ def submit_from_helper(request: str, descriptor: str) -> None:
     environment = gpu_environment(asked["gpus"], os.environ)
     submitted = executor.submit(enter, asked["target"], asked["arguments"], environment)
     job = Job(submitted.job_id, Identity.of(int(submitted.job_id)), folder)
-    os.write(int(descriptor), json.dumps(job.to_json()).encode())
+    write_json(folder / SUBMITTED, job.to_json())
 
 
 def enter(target: str, arguments: list[str], environment: Mapping[str, str | None]) -> None:

@@ -1,4 +1,4 @@
-"""The result files of a run: each is read once per version, and a file that holds no result is moved aside.
+"""The result files of a run, each read once per version; a file that holds no result is moved aside.
 
 A file may be torn, of another form, or named for something else. Anybody may leave one there, so nobody who
 reads results may fail over it. The agent moves it aside once it has stayed the same for a while, because
@@ -9,25 +9,27 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 from tasks.core.findings import Finding
 from tasks.core.lock import Held, Lease
 from tasks.evaluation import results
-from tasks.evaluation.results import EvaluationResult, StepSummary
+from tasks.evaluation.results import EvaluationResult
 from tasks.runs.folder import RunFolder
 
 SETTLED_S = 30.0
 logger = logging.getLogger(__name__)
 Version = tuple[int, ...]
+Content = TypeVar("Content")
 
 
-def result_of(path: Path) -> EvaluationResult | None:
-    """Return the result in a file, read once per version of it; None when it holds none or is missing."""
-    found = _result(path, _version(path))
-    return found if isinstance(found, EvaluationResult) else None
+def once_per_version(read: Callable[[Path], Content], files: int = 4096) -> Callable[[Path], Content]:
+    """Return `read` with a cache of its values for up to `files` files, each until the file changes."""
+    cached = lru_cache(maxsize=files)(lambda path, version: read(path))
+    return lambda path: cached(path, _version(path))
 
 
 def _version(path: Path) -> Version:
@@ -38,14 +40,14 @@ def _version(path: Path) -> Version:
     return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino
 
 
-@lru_cache(maxsize=4096)
-def _result(path: Path, version: Version) -> EvaluationResult | str:
-    return results.examine_result(path)
+_result = once_per_version(results.examine_result)
+_summary = once_per_version(results.examine_summary)
 
 
-@lru_cache(maxsize=4096)
-def _summary(path: Path, version: Version) -> StepSummary | str:
-    return results.examine_summary(path)
+def result_of(path: Path) -> EvaluationResult | None:
+    """Return the result in a file; None when it holds none or is missing."""
+    found = _result(path)
+    return found if isinstance(found, EvaluationResult) else None
 
 
 class UnusableResults:
@@ -85,8 +87,8 @@ class UnusableResults:
     def _unusable(self) -> Iterator[tuple[Path, str]]:
         """The unusable files and why they are."""
         found = (
-            *((path, _result(path, _version(path))) for path in results.files_of(self._run)),
-            *((path, _summary(path, _version(path))) for path in self._run.eval_results.glob("step_*.json")),
+            *((path, _result(path)) for path in results.files_of(self._run)),
+            *((path, _summary(path)) for path in self._run.eval_results.glob("step_*.json")),
         )
         return ((path, why) for path, why in found if isinstance(why, str))
 

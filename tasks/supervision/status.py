@@ -21,11 +21,11 @@ from tasks.runs import ledger, metrics, phases, record
 from tasks.runs.checkpoints import CheckpointListing
 from tasks.runs.folder import RunFolder, list_runs
 from tasks.runs.jobs import agent_is_alive, job_in
-from tasks.runs.ledger import Key, LedgerEntry
+from tasks.runs.ledger import LedgerEntry
 from tasks.runs.phases import Phase
 from tasks.runs.record import OVER, RunRecord, State
 from tasks.supervision.evaluations import WantedEvaluation, wanted_of
-from tasks.supervision.result_files import result_of
+from tasks.supervision.result_files import once_per_version, result_of
 
 LONGEST_PAUSE_S = 2.0
 SILENT_S = 60.0
@@ -165,8 +165,7 @@ def look_at_run(run: RunFolder) -> RunStatus:
     """
     alive = agent_is_alive(run)
     state = record.load_record(run)
-    entries = _entries(run.ledger)
-    wanted = _wanted(run.config, _modified_ns(run), run.id)
+    entries, config = _entries(run.ledger), config_of(run)
     row = last_train_row(run.metrics)
     phase = phases.read_phase(run.phase())
     checkpoints = [checkpoint.step for checkpoint in _listing(run)()]
@@ -178,10 +177,10 @@ def look_at_run(run: RunFolder) -> RunStatus:
         steps=int(state.identity["steps"]),
         row=row,
         phase=phase,
-        evaluations=[_evaluation(run, want, entries.get(want.key), alive) for want in wanted],
+        evaluations=[_evaluation(run, want, entries.get(want.key), alive) for want in _wanted(run.config)],
         checkpoints=checkpoints,
         agent_is_alive=alive,
-        best=standing(run, config_of(run)),
+        best=standing(run, config),
         silent_s=silent_s if state.state == "running" else 0.0,
         stalled_s=silent_s if state.state == "stalled" else 0.0,
         queue=_waiting(run, state) if alive else "",
@@ -234,15 +233,10 @@ def _silent_s(run: RunFolder, state: RunRecord) -> float:
 
 
 def config_of(run: RunFolder) -> Config:
-    """Return the run's own config, parsed once per version of the file; DataError when it is missing."""
-    return _parsed(run.config, _modified_ns(run))
-
-
-def _modified_ns(run: RunFolder) -> int:
-    try:
-        return run.config.stat().st_mtime_ns
-    except FileNotFoundError:
-        raise DataError(f"{run.config}: is missing; plan the run again") from None
+    """Return the run's own config; DataError when it is missing."""
+    if not run.config.exists():
+        raise DataError(f"{run.config}: is missing; plan the run again")
+    return _parsed(run.config)
 
 
 def last_train_row(path: Path) -> dict[str, object]:
@@ -287,28 +281,7 @@ def _evaluation(
     return EvaluationStatus(want.step, want.task, current, has_result, waiting)
 
 
-@lru_cache(maxsize=64)
-def _wanted(path: Path, modified_ns: int, run_id: str) -> Sequence[WantedEvaluation]:
-    return wanted_of(run_id, _parsed(path, modified_ns))
-
-
 _listing = lru_cache(maxsize=64)(CheckpointListing)
-
-
-def _entries(path: Path) -> Mapping[Key, LedgerEntry]:
-    """The last entry on each evaluation, folded once per version of the ledger."""
-    try:
-        stat = path.stat()
-    except FileNotFoundError:
-        return {}
-    return _folded(path, stat.st_mtime_ns, stat.st_size)
-
-
-@lru_cache(maxsize=4)
-def _folded(path: Path, modified_ns: int, size_bytes: int) -> Mapping[Key, LedgerEntry]:
-    return ledger.fold(ledger.read_ledger(path))
-
-
-@lru_cache(maxsize=64)
-def _parsed(path: Path, modified_ns: int) -> Config:
-    return configs.reload(path)
+_parsed = once_per_version(configs.reload, 64)
+_wanted = once_per_version(lambda config: wanted_of(RunFolder(config.parent).id, _parsed(config)), 64)
+_entries = once_per_version(lambda path: ledger.fold(ledger.read_ledger(path)), 4)
