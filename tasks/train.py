@@ -17,10 +17,10 @@ from tasks.reporting.left_out import left_out
 from tasks.reporting.plots import summarize
 from tasks.runs import metrics, record
 from tasks.runs.data import version_path
-from tasks.supervision.beforehand import doubts
 from tasks.runs.folder import RunFolder
 from tasks.stage import Effect, StageResult, artifact_key, best_effort, shown
 from tasks.supervision import launch
+from tasks.supervision.beforehand import doubts
 from tasks.supervision.launch import Started
 from tasks.supervision.status import RunStatus, config_of
 from tasks.supervision.tracking import gathering

@@ -263,8 +263,7 @@ def training_left(settings: Config, version: str | None, most: int | None = None
     from tasks.core.config import dump
     from tasks.core.files import require_writable
     from tasks.evaluation.fit import doubtful_classes
-    from tasks.supervision.beforehand import doubts, doubts_of
-    from tasks.supervision.beforehand import lacking_weights, require_startable
+    from tasks.supervision.beforehand import doubts, doubts_of, lacking_weights, require_startable
 
     if settings.train is None:
         return None

@@ -45,8 +45,8 @@ def datasets_of(config: Config, version: Path) -> list[DataRef]:
 
 
 def shares_of(config: Config, version: Path) -> list[tuple[Path, float]]:
-    """Return `version` of the config's own dataset, then the current versions of those that `train.data` mixes
-    in, each with its share of the samples. UsageError where one is missing."""
+    """Return `version` of the config's own dataset, then the current versions of those that `train.data`
+    mixes in, each with its share of the samples. UsageError where one is missing."""
     given = (config.train.data if config.train is not None else None) or []
     if len(given) < 2:
         return [(version, 1.0)]
@@ -86,7 +86,8 @@ def dataset_of(version: Path) -> Path | None:
 
 
 def train_samples(version: Path) -> int:
-    """Return the number of samples in the version's train split, by its manifest, without those in quarantine.
+    """Return the number of samples in the version's train split, by its manifest, without those in
+    quarantine.
 
     DataError when all are in quarantine.
     """
@@ -108,8 +109,9 @@ def train_samples(version: Path) -> int:
 class Overfull:
     """A batch that holds some samples twice, as it takes more of a dataset than that has.
 
-    `is_wrong` where the loss compares the samples of a batch with each other: it takes an image and the caption
-    of its double for a pair that does not belong together. `fitting` is a batch size of two steps per epoch.
+    `is_wrong` where the loss compares the samples of a batch with each other: it takes an image and the
+    caption of its double for a pair that does not belong together. `fitting` is a batch size of two steps per
+    epoch.
     """
 
     problem: str

@@ -24,10 +24,10 @@ Key = tuple[int, str]
 class LedgerEntry:
     """The state of one evaluation. `uid` is the digest of what was asked; `attempt` counts its tries from 1.
 
-    `job` is the job as `tasks.runs.jobs.Job` writes itself, its folder relative to the run's; None when none was
-    started. `at` is when the entry was written, `since` when the question was put, which with `uid` makes the
-    question that a result repeats. `refusals` counts the submissions in a row that were refused, which are no
-    tries, since `refused_since`. `tried` holds the reason of each try that ended without a result.
+    `job` is the job as `tasks.runs.jobs.Job` writes itself, its folder relative to the run's; None when none
+    was started. `at` is when the entry was written, `since` when the question was put, which with `uid` makes
+    the question that a result repeats. `refusals` counts the submissions in a row that were refused, which
+    are no tries, since `refused_since`. `tried` holds the reason of each try that ended without a result.
     """
 
     uid: str

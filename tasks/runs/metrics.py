@@ -91,8 +91,8 @@ def _close_torn_line(path: Path) -> None:
 def read_metrics(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
     """Return the whole rows from byte `offset` on, one per uid, and the offset to go on from.
 
-    A row with a fault, which only a foreign writer leaves, is skipped; `faults` names it. Of several rows of a
-    uid the first counts, or the first without a null; JSON's own NaN counts as null as well.
+    A row with a fault, which only a foreign writer leaves, is skipped; `faults` names it. Of several rows of
+    a uid the first counts, or the first without a null; JSON's own NaN counts as null as well.
     """
     lines, end = read_lines(path, offset)
     kept: dict[str, dict[str, Any]] = {}
@@ -147,7 +147,8 @@ def faults(path: Path) -> list[str]:
 
 
 def tail(path: Path, size_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:
-    """Return the rows in the last `size_bytes` of the file, oldest first; a row cut by that border is left out."""
+    """Return the rows in the last `size_bytes` of the file, oldest first; a row cut by that border is left
+    out."""
     try:
         start = max(path.stat().st_size - size_bytes, 0)
     except FileNotFoundError:

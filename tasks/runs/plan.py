@@ -62,10 +62,10 @@ def _located(
 def plan(config: Config, version: Path, *, fresh: bool = False) -> RunFolder:
     """Return the run's folder with its record, its config and the data's quarantine, and pin the version.
 
-    An existing run keeps its record, except for the folders of the data; its config follows the given one (they
-    differ only in keys that do not shape the weights) unless an agent works on it, of which a warning is
-    printed. `fresh` moves an existing run to `runs/archive/` first; TarmacError when it is in use. UsageError
-    for evaluations of steps that an existing run has passed without a checkpoint.
+    An existing run keeps its record, except for the folders of the data; its config follows the given one
+    (they differ only in keys that do not shape the weights) unless an agent works on it, of which a warning
+    is printed. `fresh` moves an existing run to `runs/archive/` first; TarmacError when it is in use.
+    UsageError for evaluations of steps that an existing run has passed without a checkpoint.
     """
     run, resolved, data, quarantined, fields = _located(config, version)
     if fresh and run.record.exists():
@@ -196,7 +196,8 @@ def _write(
 
 
 def _leave_alone(run: RunFolder, config: Config, held: Held) -> None:
-    """Wait until the run's holder has written its record, and warn of the keys of `config` that the run lacks."""
+    """Wait until the run's holder has written its record, and warn of the keys of `config` that the run
+    lacks."""
     deadline = time.monotonic() + WRITTEN_S
     while not run.record.exists():
         if time.monotonic() > deadline:

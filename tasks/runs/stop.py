@@ -1,7 +1,7 @@
 """The sentinel `stop`: the order to a run to end at its next step, who gave it, and why.
 
-Anybody may write it, also by hand (`touch RUN/stop`): then its text is the reason, and its author is not known.
-Ranks obey its presence alone.
+Anybody may write it, also by hand (`touch RUN/stop`): then its text is the reason, and its author is not
+known. Ranks obey its presence alone.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ kills its training and ends at once without writing. It is light: no torch, no P
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
@@ -215,8 +216,8 @@ class Agent:
 
     @contextmanager
     def _gpus(self) -> Iterator[Sequence[int] | None]:
-        """Hold a GPU per rank, if there are any, while the block runs, and yield the descriptors of their locks,
-        which the training has to inherit.
+        """Hold a GPU per rank, if there are any, while the block runs, and yield the descriptors of their
+        locks, which the training has to inherit.
 
         Waits for GPUs as long as it takes; yields None when the run was stopped meanwhile. TarmacError when
         there are fewer than the config asks for.
@@ -328,7 +329,7 @@ class Agent:
                 self._is_forced = True
                 ranks.end()
             news = self._chores.do("the watch", lambda: watch.look(pids), None)
-            self._chores.do("the news of the watch", lambda news=news: self._record_news(news), None)
+            self._chores.do("the news of the watch", functools.partial(self._record_news, news), None)
             acts = reason is None and self._train.on_stall != "report"
             if acts and isinstance(news, Stalled) and not news.is_paused:
                 stalled = news.reason
@@ -349,7 +350,8 @@ class Agent:
     def _observe_end(
         self, ends: Sequence[RankEnd], first_failed: int | None, reached: int, stalled: str | None
     ) -> TrainingEnd:
-        """Gather what is known of a training that came to step `reached`: the end of each rank that caused it."""
+        """Gather what is known of a training that came to step `reached`: the end of each rank that caused
+        it."""
         newest = newest_sound(self._run)
         step = max(reached, 0 if newest is None else newest.step)
         first, *further = [
@@ -406,8 +408,9 @@ class Chores:
     """What an agent does beside its training, so that a failure of it never ends a training that is sound.
 
     A shared file system answers with an error now and then, and anybody may leave a file that nobody expects.
-    So a failure is logged, and the chore is tried again after pauses that double. Only where nothing trains any
-    more does an error that lasts for GIVE_UP_S, or a full disk, end the attempt, which then records the reason.
+    So a failure is logged, and the chore is tried again after pauses that double. Only where nothing trains
+    any more does an error that lasts for GIVE_UP_S, or a full disk, end the attempt, which then records the
+    reason.
     """
 
     def __init__(self) -> None:

@@ -4,12 +4,12 @@
 preemption, somebody's requeue or scancel. Only Slurm knows whether the job comes again, so the agent asks it
 once the training has written its checkpoint. Outside Slurm no job comes again.
 
-**Succession.** Evaluations that are Slurm jobs wait for nodes, and the training's job, whose agent submits them,
-must not hold these nodes meanwhile. So the agent of a training that has ended submits a successor, an agent in
-a job of one core and without GPUs, and leaves. Where evaluations wait even for that core, as on a cluster of
-one node, the successor steps aside: it submits the next one for later and leaves too; an evaluation that ends
-wakes that one. So no job waits for itself, and nothing lives on the submitting host. The price is that the run
-queues once more.
+**Succession.** Evaluations that are Slurm jobs wait for nodes, and the training's job, whose agent submits
+them, must not hold these nodes meanwhile. So the agent of a training that has ended submits a successor, an
+agent in a job of one core and without GPUs, and leaves. Where evaluations wait even for that core, as on a
+cluster of one node, the successor steps aside: it submits the next one for later and leaves too; an
+evaluation that ends wakes that one. So no job waits for itself, and nothing lives on the submitting host. The
+price is that the run queues once more.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Allocation:
-    """`job` is None outside Slurm. `returns` records whether the job comes again: `if asked` when Slurm has to
-    be asked to queue it again, `anyway` when Slurm has done so."""
+    """`job` is None outside Slurm. `returns` records whether the job comes again: `if asked` when Slurm has
+    to be asked to queue it again, `anyway` when Slurm has done so."""
 
     job: SlurmJob | None = field(default_factory=own_job)
     follows: str | None = None
@@ -110,7 +110,8 @@ class Allocation:
         return "its time limit came" if sent == WARNING else "its job was sent SIGTERM"
 
     def return_to_the_queue(self, run: RunFolder) -> NoReturn:
-        """End this process so that the job comes again; where Slurm does not allow that, the next start resumes.
+        """End this process so that the job comes again; where Slurm does not allow that, the next start
+        resumes.
 
         An end of its own would leave a result, and a job that begins again would be taken for one that has
         ended by itself.

@@ -32,8 +32,8 @@ def require_startable(
     """Raise UsageError or DataError for evaluations or a batch that `version` does not serve, and for weights
     that the training starts from and cannot have.
 
-    Where the version is yet to be built, it has `most` samples at most, if that is known. The hub is asked for
-    weights that would be downloaded, unless the training runs elsewhere.
+    Where the version is yet to be built, it has `most` samples at most, if that is known. The hub is asked
+    for weights that would be downloaded, unless the training runs elsewhere.
     """
     batch = None
     if version is not None:
@@ -52,7 +52,8 @@ def require_startable(
 
 
 def lacking_weights(config: Config, version: Path | None) -> list[str]:
-    """Return what a training of the config has to download first, in a sentence each that begins with the key."""
+    """Return what a training of the config has to download first, in a sentence each that begins with the
+    key."""
     return [_in_words(lack) for lack in _missing(config, version, fresh=False) if not lack.is_certain]
 
 
@@ -70,7 +71,8 @@ def _in_words(lack: Lack) -> str:
 
 
 def doubts(config: Config, version: Path) -> Iterator[str]:
-    """Yield a sentence, which begins with the key, for each likely mistake; the training is done all the same.
+    """Yield a sentence, which begins with the key, for each likely mistake; the training is done all the
+    same.
 
     `config` is a resolved one. DataError for a version that has nothing to train on.
     """

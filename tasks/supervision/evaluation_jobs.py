@@ -1,7 +1,8 @@
-"""A run's evaluations as its agent drives them: observes, asks `evaluations.next_actions`, and does the answer.
+"""A run's evaluations as its agent drives them: observes, asks `evaluations.next_actions`, and does the
+answer.
 
-The job's own side is here too. It takes a lease on the result it will write: however many jobs a crash has left
-behind for one evaluation, one of them writes.
+The job's own side is here too. It takes a lease on the result it will write: however many jobs a crash has
+left behind for one evaluation, one of them writes.
 """
 
 from __future__ import annotations

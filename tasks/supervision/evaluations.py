@@ -1,9 +1,9 @@
 """What to do next about a run's evaluations: pure, from what is wanted and observed to a list of actions.
 
-An evaluation is done when its result file parses, whatever its job reported. A job that is gone without a result
-is submitted again after a pause that grows, TRIES times in all; then it is final, with each try's reason.
-An evaluation that a person has cancelled in Slurm, or that Slurm does not start, is final at once. A submission
-that was refused is no try: it is repeated after pauses that double, for REFUSED_S in all.
+An evaluation is done when its result file parses, whatever its job reported. A job that is gone without a
+result is submitted again after a pause that grows, TRIES times in all; then it is final, with each try's
+reason. An evaluation that a person has cancelled in Slurm, or that Slurm does not start, is final at once. A
+submission that was refused is no try: it is repeated after pauses that double, for REFUSED_S in all.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class JobFailure:
 class EvaluationEvidence:
     """What the disk and the process table show.
 
-    `alive` holds the evaluations whose job lives. It is observed before the `results` that parse, so that a job
-    which ends in between is not taken for a lost one; a result counts when it answers the question in the
-    ledger. `failures` explains how dead jobs ended, and `stuck` why Slurm does not start one that waits. `now`
-    is in Unix seconds.
+    `alive` holds the evaluations whose job lives. It is observed before the `results` that parse, so that a
+    job which ends in between is not taken for a lost one; a result counts when it answers the question in the
+    ledger. `failures` explains how dead jobs ended, and `stuck` why Slurm does not start one that waits.
+    `now` is in Unix seconds.
     """
 
     checkpoints: Collection[int]

@@ -23,8 +23,8 @@ from tasks.runs.folder import RunFolder
 from tasks.runs.gpus import gpus_here
 from tasks.runs.jobs import Job, job_in
 from tasks.runs.plan import command_to_resume
-from tasks.supervision.evaluation_jobs import has_requests
 from tasks.supervision.allocation import AGENT
+from tasks.supervision.evaluation_jobs import has_requests
 from tasks.supervision.status import RunStatus, config_of, look_at_run, pause_after
 from tasks.supervision.success import tail_of
 
@@ -59,8 +59,8 @@ def start_or_adopt(
 ) -> Started:
     """Have an agent at work on the run, the live one or a new one; do nothing when all is done.
 
-    `by` is the flow run that starts it. An agent that is leaving after a failure or a stop is waited for, with
-    calls of `on_wait`, and followed by a new one. TarmacError when it does not leave within HANDOVER_S.
+    `by` is the flow run that starts it. An agent that is leaving after a failure or a stop is waited for,
+    with calls of `on_wait`, and followed by a new one. TarmacError when it does not leave within HANDOVER_S.
     """
     began, is_logged = time.monotonic(), False
     while True:
@@ -129,7 +129,8 @@ def wait_for_training(
 def wait_for_evaluations(
     run: RunFolder, on_progress: Callable[[RunStatus], None] = lambda status: None
 ) -> RunStatus:
-    """Wait until the agent has left, when all evaluations are final; `evaluations_missing` lists what is lost.
+    """Wait until the agent has left, when all evaluations are final; `evaluations_missing` lists what is
+    lost.
 
     Withdrawn when they were cancelled.
     """

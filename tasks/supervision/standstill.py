@@ -63,8 +63,8 @@ class Standstill:
         self._is_stalled = False
 
     def look(self, pids: Sequence[int]) -> Stalled | GoesOn | None:
-        """Return what is new since the last call about the ranks, whose processes are `pids` in their order: the
-        verdict on a standstill, its end, or nothing."""
+        """Return what is new since the last call about the ranks, whose processes are `pids` in their order:
+        the verdict on a standstill, its end, or nothing."""
         if self._examination is not None and self._examination.done():
             return self._judged(self._examination)
         now = time.time()

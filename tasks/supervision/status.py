@@ -1,7 +1,7 @@
 """Reads from a run's folder where the run stands: no process is asked or trusted, and nothing is written.
 
-It serves whoever waits for a run, `tarmac status`, and the check whether anything is left to do. It reads a few
-small files and the end of `metrics.jsonl`, whatever the run's length.
+It serves whoever waits for a run, `tarmac status`, and the check whether anything is left to do. It reads a
+few small files and the end of `metrics.jsonl`, whatever the run's length.
 """
 
 from __future__ import annotations
@@ -246,8 +246,8 @@ def last_train_row(path: Path) -> dict[str, object]:
 
 
 def newest_log(run: RunFolder, state: RunRecord) -> Path:
-    """Return the log that a person reads first: that of the rank with which the newest training's end began, or
-    of the run's agent when there is none."""
+    """Return the log that a person reads first: that of the rank with which the newest training's end began,
+    or of the run's agent when there is none."""
     number = max(state.trained, 1)
     try:
         first = int(read_json(run.exit(number)).get("rank", 0))

@@ -1,8 +1,10 @@
-"""Ends a run: asks its processes to leave, ends those that do not, and reports which they were and which are left.
+"""Ends a run: asks its processes to leave, ends those that do not, and reports which they were and which are
+left.
 
-A process is recognised by the run's folder, by the session that it shares with one that is known (controllers of
-jobs and whatever else they started), and by an environment that names an agent of the run, as that of everything
-does that a training started. Processes on another machine are asked too, but cannot be observed from here.
+A process is recognised by the run's folder, by the session that it shares with one that is known (controllers
+of jobs and whatever else they started), and by an environment that names an agent of the run, as that of
+everything does that a training started. Processes on another machine are asked too, but cannot be observed
+from here.
 """
 
 from __future__ import annotations
@@ -139,7 +141,8 @@ def _agent_jobs(run: RunFolder) -> list[SlurmJob]:
     state = record.load_record(run)
     job = job_in(run, state.job)
     last = state.attempts[-1].slurm if state.attempts else None
-    return list(dict.fromkeys(one for one in (job and job.slurm, last) if one is not None))
+    waited_for = None if job is None else job.slurm
+    return list(dict.fromkeys(one for one in (waited_for, last) if one is not None))
 
 
 def _alive(processes: Mapping[Identity | SlurmJob, RunProcess]) -> Processes:

@@ -1,7 +1,7 @@
 """How a training ended and whether it succeeded, judged by evidence and not by its exit code alone.
 
-Pure: from what the agent observed of each rank's process to the ranks that caused the end, a state, a reason in
-words, and findings. A cause that is not known is called `unknown`; a wrong cause would be worse than none.
+Pure: from what the agent observed of each rank's process to the ranks that caused the end, a state, a reason
+in words, and findings. A cause that is not known is called `unknown`; a wrong cause would be worse than none.
 """
 
 from __future__ import annotations
@@ -97,11 +97,11 @@ class TrainingEnd:
     step of the newest sound one. `stop` is the order to end, None when there is none; `is_forced` where the
     process did not obey it in time and was ended by its agent.
 
-    Of several `ranks`, exit code and log are those of `rank`, with which the end began; `stood_still` explains
-    how it kept the others waiting, None where it did not. `further` are ranks that ended with it.
+    Of several `ranks`, exit code and log are those of `rank`, with which the end began; `stood_still`
+    explains how it kept the others waiting, None where it did not. `further` are ranks that ended with it.
 
-    `oom_kills` counts the processes that the kernel killed for lack of memory while it ran, and `levers` names
-    the keys that lower what a step takes.
+    `oom_kills` counts the processes that the kernel killed for lack of memory while it ran, and `levers`
+    names the keys that lower what a step takes.
 
     `stalled` is the verdict on a standstill that the agent ended the training for, after so many `restarts`.
     """
@@ -146,9 +146,9 @@ class RunVerdict:
 def causes_of(ends: Sequence[RankEnd], first_failed: int | None) -> Sequence[RankEnd]:
     """Return the ranks that brought the end about, at least one; the others ended because of them.
 
-    In this order, as each explains what follows: a rank that was stopped; one that was killed by a signal which
-    is not the agent's; the first that reported a failure; one that the agent had to end while others left it;
-    all that failed.
+    In this order, as each explains what follows: a rank that was stopped; one that was killed by a signal
+    which is not the agent's; the first that reported a failure; one that the agent had to end while others
+    left it; all that failed.
     """
     by_themselves = [end for end in ends if not end.was_ended]
     for found in (
@@ -164,8 +164,8 @@ def causes_of(ends: Sequence[RankEnd], first_failed: int | None) -> Sequence[Ran
 
 
 def stood_still(end: RankEnd, ends: Sequence[RankEnd]) -> str | None:
-    """Explain how a rank kept the others waiting until the agent ended it; None where it did not, or where the
-    agent ended all of them."""
+    """Explain how a rank kept the others waiting until the agent ended it; None where it did not, or where
+    the agent ended all of them."""
     if end.was_stopped:
         return "it was stopped, as by SIGSTOP, and the others waited for it"
     if end.was_ended and any(not other.was_ended for other in ends):

@@ -1,13 +1,13 @@
 """The ranks of a training as their agent holds them: started behind a gate, recorded, ended together.
 
-Each rank is a session of its own. Its standard input is a pipe that only the agent holds: when the agent
-dies in whatever way, the pipe closes and the rank ends itself. Nothing runs before its identity is on
-disk: a gate of one line waits for a byte from the agent and only then becomes the rank (exec keeps pid
-and start time), so a later agent always knows which process to look for.
+Each rank is a session of its own. Its standard input is a pipe that only the agent holds: when the agent dies
+in whatever way, the pipe closes and the rank ends itself. Nothing runs before its identity is on disk: a gate
+of one line waits for a byte from the agent and only then becomes the rank (exec keeps pid and start time), so
+a later agent always knows which process to look for.
 
-Ranks wait for each other in every step. When one has ended, the others get a moment to report what they noticed
-of it, and are ended; so are all when one was stopped and does not go on. A rank is asked to end by the file
-`stop` and ended by SIGKILL: it ignores SIGTERM, because Slurm sends that to a whole job.
+Ranks wait for each other in every step. When one has ended, the others get a moment to report what they
+noticed of it, and are ended; so are all when one was stopped and does not go on. A rank is asked to end by
+the file `stop` and ended by SIGKILL: it ignores SIGTERM, because Slurm sends that to a whole job.
 
 A process that a rank has started, such as another trainer, may outlive it in any session or group. It is
 recognised by its environment, which names the agent of its attempt, and is ended when all ranks have ended.
@@ -76,7 +76,8 @@ class RunningRanks:
     def wait(self, timeout_s: float) -> Sequence[RankEnd] | None:
         """Return how they ended, as soon as all have.
 
-        None after `timeout_s`, or a little later where some of several ranks must be ended because of another.
+        None after `timeout_s`, or a little later where some of several ranks must be ended because of
+        another.
         """
         self._wait(self._alive()[:1], timeout_s)
         if len(self._processes) > 1:

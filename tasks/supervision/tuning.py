@@ -35,11 +35,11 @@ def kept(run: RunFolder, asked: Loader) -> LoaderSettings | None:
 def tune(
     run: RunFolder, config: Config, on_idle: Callable[[], None], on_progress: Progress = no_progress
 ) -> None:
-    """Record how long samples are, where they are packed, and the run's loader settings, unless they are there
-    and fit.
+    """Record how long samples are, where they are packed, and the run's loader settings, unless they are
+    there and fit.
 
-    An error that `on_idle` raises, at least once a second, ends the measurement. DataError for data that cannot
-    be read.
+    An error that `on_idle` raises, at least once a second, ends the measurement. DataError for data that
+    cannot be read.
     """
     train, private = config.train, config.dataset.private
     if train is not None and train.pack is not None:

@@ -1,14 +1,14 @@
 """Writes a run's state to disk, beside the training, and takes it up again, bit by bit.
 
-A checkpoint is a folder that gets its name when all of it is on disk: `model.safetensors` (which others load),
-`state.pt` (optimizer, loader and random generators, for resuming) and `meta.json` with the BLAKE3 of both. No
-pickle in it could run code: `state.pt` is read with `weights_only=True`. A checkpoint that is taken over from
-another trainer has the weights alone; that trainer resumes from its own file.
+A checkpoint is a folder that gets its name when all of it is on disk: `model.safetensors` (which others
+load), `state.pt` (optimizer, loader and random generators, for resuming) and `meta.json` with the BLAKE3 of
+both. No pickle in it could run code: `state.pt` is read with `weights_only=True`. A checkpoint that is taken
+over from another trainer has the weights alone; that trainer resumes from its own file.
 
-The state is copied to the host, then written and hashed by a thread. torch, safetensors and BLAKE3 release the
-interpreter while they work, so a step waits for the copy alone. The price is memory for one more state on the
-host. One checkpoint is on its way at a time: the next save waits for it, so no backlog grows on a slow disk. A
-process that is killed while it writes leaves the checkpoint before.
+The state is copied to the host, then written and hashed by a thread. torch, safetensors and BLAKE3 release
+the interpreter while they work, so a step waits for the copy alone. The price is memory for one more state on
+the host. One checkpoint is on its way at a time: the next save waits for it, so no backlog grows on a slow
+disk. A process that is killed while it writes leaves the checkpoint before.
 """
 
 from __future__ import annotations
@@ -199,7 +199,8 @@ def _draft_of(run: RunFolder, step: int) -> Path:
 
 
 def _publish(run: RunFolder, step: int, write: Callable[[Path], None], val_loss: float | None = None) -> None:
-    """Have `write` fill a draft, give it the name of the checkpoint when all is on disk, and point `latest` at it.
+    """Have `write` fill a draft, give it the name of the checkpoint when all is on disk, and point `latest`
+    at it.
 
     A folder that has the name already is torn, or `newest` would have resumed from it.
     """

@@ -61,14 +61,16 @@ class Device:
 def choose(train: Train) -> Device:
     """Return the device of this process, with threads and determinism set for it.
 
-    It has to be called before the process joins other ranks: NCCL avoids sums by NVLS, which differ from run to
-    run, only if determinism is on when its group is made. Of several ranks on one machine each has the GPU of
-    its LOCAL_RANK. Without determinism, as in open_clip's trainer, TensorFloat-32 takes the place of fp32
+    It has to be called before the process joins other ranks: NCCL avoids sums by NVLS, which differ from run
+    to run, only if determinism is on when its group is made. Of several ranks on one machine each has the GPU
+    of its LOCAL_RANK. Without determinism, as in open_clip's trainer, TensorFloat-32 takes the place of fp32
     products, and cuDNN measures which convolution is the fastest.
     """
     keep_freed_memory()
     if train.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts; see torch's notes
+        os.environ.setdefault(
+            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+        )  # read when CUDA starts; see torch's notes
     torch.use_deterministic_algorithms(train.deterministic)
     torch.backends.cuda.matmul.allow_tf32 = not train.deterministic
     torch.backends.cudnn.allow_tf32 = not train.deterministic

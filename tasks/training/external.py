@@ -71,7 +71,8 @@ class FollowedCommand:
         is_terminated: threading.Event,
     ) -> None:
         """A trainer that counts in epochs has `per_epoch` steps in each; checkpoints of `known` steps are the
-        run's already; `is_terminated` is set by SIGTERM, which Slurm sends to the command and to the agent too.
+        run's already; `is_terminated` is set by SIGTERM, which Slurm sends to the command and to the agent
+        too.
         """
         self._run = run
         self._trainer = trainer
@@ -107,8 +108,8 @@ class FollowedCommand:
         return 0 if stopped or self._is_stop_coming() else code
 
     def _is_stop_coming(self) -> bool:
-        """Whether the command ended by the signal that makes the agent stop the run, which may take a moment to
-        order the stop."""
+        """Whether the command ended by the signal that makes the agent stop the run, which may take a moment
+        to order the stop."""
         deadline = time.monotonic() + STOP_COMES_S
         while self._is_terminated.is_set() and not self._run.stop.exists() and time.monotonic() < deadline:
             time.sleep(POLL_S / 10)

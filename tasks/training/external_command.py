@@ -1,7 +1,7 @@
 """Completes the command of recipe external with options of the trainer's own, made from the config.
 
-A trainer counts a batch per rank, while a config counts it over all of them, so the options depend on how many
-ranks the command starts. A launcher's own options give that number, so nothing is run to find out.
+A trainer counts a batch per rank, while a config counts it over all of them, so the options depend on how
+many ranks the command starts. A launcher's own options give that number, so nothing is run to find out.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ def _accumulation(train: Train, ranks: int) -> int:
 
 
 def _workers(wanted: int, shards: int, train: Train) -> int:
-    """The number of loader workers of a rank that reads so many shards: at most one per shard, and a divisor of
-    the batches in an epoch, as each worker yields equally many."""
+    """The number of loader workers of a rank that reads so many shards: at most one per shard, and a divisor
+    of the batches in an epoch, as each worker yields equally many."""
     most = min(wanted, shards)
     return next((count for count in range(most, 0, -1) if train.checkpoint_every % count == 0), 0)
 

@@ -135,7 +135,8 @@ def options_of(run: RunFolder, config: Config) -> Train:
 
 
 def measure_lengths(run: Path, progress: Progress = no_progress) -> None:
-    """Write into the run's folder how long each sample is, for `train.pack`; for a child process of its agent.
+    """Write into the run's folder how long each sample is, for `train.pack`; for a child process of its
+    agent.
 
     BadSampleError or DataError for a sample that cannot be read.
     """
@@ -149,8 +150,8 @@ def measure_lengths(run: Path, progress: Progress = no_progress) -> None:
 def _packing(run: RunFolder, options: Train, feed: Feed, ranks: Ranks) -> Feed:
     """The feed, in packs where `train.pack` asks for them.
 
-    The agent has had the samples measured, because that takes minutes in which no rank may wait for another. A
-    rank that is alone measures what is missing.
+    The agent has had the samples measured, because that takes minutes in which no rank may wait for another.
+    A rank that is alone measures what is missing.
     """
     if options.pack is None:
         return feed
@@ -217,10 +218,11 @@ def _datasets(run: RunFolder, options: Train, kind: recipes.Options) -> list[Dat
 
 
 class ReplacedLedger:
-    """`replaced.rank_<r>.jsonl`: the bad samples that one rank trained without, and the samples in their place.
+    """`replaced.rank_<r>.jsonl`: the bad samples that one rank trained without, and the samples in their
+    place.
 
-    A line is written before its step counts as done. Steps that are done again after a resume find their lines
-    there already, by the position in the sequence of samples, so each is recorded once.
+    A line is written before its step counts as done. Steps that are done again after a resume find their
+    lines there already, by the position in the sequence of samples, so each is recorded once.
     """
 
     def __init__(
@@ -248,7 +250,8 @@ class ReplacedLedger:
         budget.spend(position for position in sorted(before) if position // budget.samples == epoch)
 
     def add(self, step: int, passed_over: Sequence[PassedOver]) -> None:
-        """Record the replaced samples of the batch of `step`; DataError when the budget does not allow so many."""
+        """Record the replaced samples of the batch of `step`; DataError when the budget does not allow so
+        many."""
         for one in passed_over:
             if one.position not in self._recorded:
                 where = {"step": step, "position": one.position, **dataclasses.asdict(one.defect)}

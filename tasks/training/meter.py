@@ -1,11 +1,12 @@
 """What a rank measures between two rows of metrics, and the checks that end a training that is not finite.
 
-Losses stay on the device until a row is due, so that a GPU is not made to wait for the host at every step.
-A GPU works on what was queued while the host waits for the next batch: only the time in which it had nothing
-to do counts as waiting for data. Events in its queue before and after the wait show that, and are read when a
+Losses stay on the device until a row is due, so that a GPU is not made to wait for the host at every step. A
+GPU works on what was queued while the host waits for the next batch: only the time in which it had nothing to
+do counts as waiting for data. Events in its queue before and after the wait show that, and are read when a
 row is due. A CPU does nothing else while it waits, so there all of it counts.
 
-A loss or a weight that is not finite is in all weights a step later, so nothing is trained or saved beyond it.
+A loss or a weight that is not finite is in all weights a step later, so nothing is trained or saved beyond
+it.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Wait(NamedTuple):
     after: torch.cuda.Event | None
 
     def idle_s(self) -> float:
-        """Return how long the GPU had nothing to do, at most as long as the host waited: other idle time is no
-        wait for data. Waits for the GPU to come to the later event."""
+        """Return how long the GPU had nothing to do, at most as long as the host waited: other idle time is
+        no wait for data. Waits for the GPU to come to the later event."""
         if self.before is None or self.after is None:
             return self.host_s
         self.after.synchronize()
@@ -97,8 +98,8 @@ class Meter:
         return losses
 
     def values(self) -> dict[str, float]:
-        """Return the interval as metrics: mean loss (NaN if any was, none if all steps were skipped), speed, and
-        the share of time spent waiting for data."""
+        """Return the interval as metrics: mean loss (NaN if any was, none if all steps were skipped), speed,
+        and the share of time spent waiting for data."""
         losses = self.losses()
         elapsed_s = time.perf_counter() - self._began
         return {

@@ -3,8 +3,8 @@
 It ends with exit code 0 when it reached the last step or obeyed `stop`, else with the error's code and one
 line on standard error. When its standard input is a pipe that closes, its starter is gone, and it leaves at
 once: a training nobody watches would hold the cores and race with its own successor. That tears nothing, as
-every file appears by rename. A rank that an agent holds ignores SIGTERM, which Slurm sends to every process of
-a job that it ends: the agent gets it too, and asks for a checkpoint.
+every file appears by rename. A rank that an agent holds ignores SIGTERM, which Slurm sends to every process
+of a job that it ends: the agent gets it too, and asks for a checkpoint.
 
 torch is imported late: it then reads the numbers of threads from the environment, and the loader's forkserver
 is forked off as soon as the imports are done.
@@ -38,7 +38,9 @@ def main(arguments: Sequence[str]) -> int:
     """Train the run in the folder given; return the exit code."""
     leave_with_starter()
     if agent_of(os.environ) is not None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # so does the loader's forkserver, which is a fork of it
+        signal.signal(
+            signal.SIGTERM, signal.SIG_IGN
+        )  # so does the loader's forkserver, which is a fork of it
     rank, meeting = int(os.environ.get("RANK", "0")), Meeting.of(os.environ)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("tasks").setLevel(logging.INFO)
@@ -61,8 +63,8 @@ def run_rank(run: RunFolder, rank: int = 0) -> None:
     phases.set("start", 0)
     config = configs.reload(run.config)
     settings = read_settings(run.loader)
-    # Once anything else runs on the machine, such as an evaluation, threads that spin while they wait for each
-    # other take the core from the very one they wait for; a step then takes more than ten times as long.
+    # Once anything else runs on the machine, such as an evaluation, threads that spin while they wait for
+    # each other take the core from the very one they wait for; a step then takes over ten times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if config.train is not None and settings.workers:
         forkserver.fork(recipes.module_of(config.train))
@@ -92,8 +94,8 @@ def leave_with_starter(last_act: Callable[[], None] = lambda: None) -> None:
 def leave(exit_code: int) -> NoReturn:
     """End this process; after a failure at once, without Python's own shutdown.
 
-    gloo's threads may still wait then for ranks that are gone: now and then the shutdown meets them and aborts,
-    and its signal would be taken for the cause.
+    gloo's threads may still wait then for ranks that are gone: now and then the shutdown meets them and
+    aborts, and its signal would be taken for the cause.
     """
     if exit_code == 0:
         sys.exit()

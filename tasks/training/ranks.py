@@ -1,8 +1,8 @@
 """What the ranks of a training share: one loss and one gradient, and the decision of what to do next.
 
-A rank must not act alone on what only it has noticed (a file `stop`, a sample that cannot be read, a full disk),
-or the others wait for it in the next exchange. So after each piece of work that may end differently all ranks
-exchange one integer and take the highest: data at an end, go on, stop, failed.
+A rank must not act alone on what only it has noticed (a file `stop`, a sample that cannot be read, a full
+disk), or the others wait for it in the next exchange. So after each piece of work that may end differently
+all ranks exchange one integer and take the highest: data at an end, go on, stop, failed.
 
 Each rank computes the contrast of all features, which costs it the whole matrix of logits; in return every
 rank knows the loss, and no gradient is missing: the gradients of the other ranks' losses with respect to a
@@ -27,8 +27,8 @@ from tasks.models.task import Contrastive, Features, Loss, Task
 from tasks.runs.environment import Meeting
 
 PATIENCE_S = 600.0
-"""How long a rank waits for the others in one exchange, and so the longest that one may save or read alone. The
-agent notices a rank that was killed or stopped long before that."""
+"""How long a rank waits for the others in one exchange, and so the longest that one may save or read alone.
+The agent notices a rank that was killed or stopped long before that."""
 
 
 class RankRequest(IntEnum):
@@ -170,8 +170,8 @@ class Spread(nn.Module):
     ) -> Loss | tuple[Tensor, Loss | None]:
         """Return the loss of the batch: that of all ranks for a contrast, else that of this rank's share.
 
-        With `gradients`, of features that were encoded before, return a scalar whose gradient is theirs for the
-        weights; with `contrasted`, which are all features, return their loss too, for the contrast's own
+        With `gradients`, of features that were encoded before, return a scalar whose gradient is theirs for
+        the weights; with `contrasted`, which are all features, return their loss too, for the contrast's own
         parameters.
         """
         if gradients is None:

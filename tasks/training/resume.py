@@ -103,8 +103,8 @@ def _restore_generators(
 
 
 def _draw_as_rank(ranks: Ranks, seed: int, step: int) -> None:
-    """Seed a rank's generators: ranks draw different random numbers, or they would drop out the same features;
-    the first draws like one that is alone."""
+    """Seed a rank's generators: ranks draw different random numbers, or they would drop out the same
+    features; the first draws like one that is alone."""
     if not ranks.is_first:
         text = f"{seed} {step} {ranks.rank}".encode()
         torch.manual_seed(int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big"))

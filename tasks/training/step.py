@@ -1,7 +1,7 @@
 """One optimizer step: from a batch to changed weights.
 
-Everything that happens between a batch and the next one is here, so that the loop around it shows what is done
-and this module how: micro-batches, loss scaling, clipping, learning rates by part, locked parts, and the
+Everything that happens between a batch and the next one is here, so that the loop around it shows what is
+done and this module how: micro-batches, loss scaling, clipping, learning rates by part, locked parts, and the
 moving average of the weights. All of it is a function of weights, batch and step number, or is part of the
 state that a checkpoint keeps.
 """
@@ -98,10 +98,10 @@ class Step:
         self._scaler = torch.amp.GradScaler(device.torch.type, enabled=options.precision == "fp16")
         self._spread: nn.Module = Spread(self.task, ranks)
         if ranks.count > 1:
-            # DDP arranges its buckets anew after the first step of a process, by the order in which the gradients
-            # were ready, but not where it looks for unused parameters. Where a gradient lies in its bucket decides
-            # the order in which more than two ranks add it up, and a resumed training would be rounded
-            # differently.
+            # DDP arranges its buckets anew after the first step of a process, by the order in which the
+            # gradients were ready, but not where it looks for unused parameters. Where a gradient lies in its
+            # bucket decides the order in which more than two ranks add it up, and a resumed training would be
+            # rounded differently.
             keeps_buckets = options.deterministic and ranks.count > 2
             self._spread = DistributedDataParallel(self._spread, find_unused_parameters=keeps_buckets)
         self._judged = self.task if options.ema is None else recipe.task(copy.deepcopy(model))
@@ -202,7 +202,8 @@ class Step:
         return self._summed(parts)
 
     def _summed(self, parts: Sequence[Mapping[str, Any]]) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Add up the parts; their total weight is known only at the end, so the gradients are divided by it then."""
+        """Add up the parts; their total weight is known only at the end, so the gradients are divided by it
+        then."""
         samples = sum(len(part["key"]) for part in parts)
         losses = []
         for part in parts:
@@ -322,7 +323,8 @@ def parameter_groups(
 
 
 def micro_batches(batch: Mapping[str, Any], size: int | None) -> list[Mapping[str, Any]]:
-    """Return the batch in parts of `size` samples, the last of which may be smaller; whole where that is None."""
+    """Return the batch in parts of `size` samples, the last of which may be smaller; whole where that is
+    None."""
     samples = len(batch["key"])
     if size is None or size >= samples:
         return [batch]

@@ -1,7 +1,8 @@
 """The loss on samples that are not trained on.
 
-It is small and frequent, beside the evaluations, which judge a checkpoint in jobs of their own. It is measured
-when the checkpoint is on its way to the disk: neither a bad held-out sample nor a stop costs the steps before.
+It is small and frequent, beside the evaluations, which judge a checkpoint in jobs of their own. It is
+measured when the checkpoint is on its way to the disk: neither a bad held-out sample nor a stop costs the
+steps before.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class Validation:
     ) -> None:
         """Follow the config's `evaluate` block.
 
-        DataError when the held-out split holds no samples: at once, because the training would find out only at
-        its first checkpoint.
+        DataError when the held-out split holds no samples: at once, because the training would find out only
+        at its first checkpoint.
         """
         self._run, self._device, self._metrics, self._phases = run, device, metrics, phases
         self._feed, self._saver, self._ranks = feed, saver, ranks

@@ -12,9 +12,9 @@ from tasks.core.files import read_json, read_lines
 from tasks.runs import ledger
 from tasks.runs.folder import RunFolder
 from tasks.supervision import launch, result_files
+from tasks.supervision.result_files import UnusableResults
 from tasks.supervision.status import look_at_run
 from tasks.supervision.tracking import gathering
-from tasks.supervision.result_files import UnusableResults
 from tests.supervision import fakes
 from tests.supervision.fakes import make_run
 from tests.supervision.test_agent import assert_undisturbed, finish, rows, wait_for

@@ -9,10 +9,10 @@ import pytest
 
 from tasks.runs.ledger import LedgerEntry
 from tasks.supervision.evaluations import (
+    EvaluationEvidence,
     JobFailure,
     Mark,
     Pause,
-    EvaluationEvidence,
     Submit,
     WantedEvaluation,
     next_actions,

@@ -15,9 +15,8 @@ from tasks.core import config as configs
 from tasks.core.process import Identity
 from tasks.dataset import versions
 from tasks.loader.settings import LoaderSettings, read_settings, write_settings
-from tasks.runs import metrics, phases, record
+from tasks.runs import metrics, phases
 from tasks.runs.checkpoints import list_checkpoints
-from tasks.runs.data import version_path
 from tasks.runs.environment import MEETING, Meeting, naming
 from tasks.runs.folder import RunFolder
 from tasks.runs.plan import plan

@@ -67,8 +67,8 @@ def evaluation_rows(run: RunFolder) -> list[dict[str, Any]]:
 def best_rows(run: RunFolder, inputs: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the row of the best checkpoint, where a metric chose it.
 
-    Its uid names all that was there to choose by, so the choice that holds last is the last row, which wandb's
-    summary shows.
+    Its uid names all that was there to choose by, so the choice that holds last is the last row, which
+    wandb's summary shows.
     """
     chosen = gathering.chosen_by_metric(run)
     if chosen is None:

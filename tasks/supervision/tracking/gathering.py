@@ -255,8 +255,8 @@ def sync(run: RunFolder, timeout_s: float = 300.0) -> int:
 
     Goes through `wandb sync`, a file at a time, so that rows of a later file follow those of an earlier one.
     Where an online run has brought a part of a file to the server, those rows may be there twice; their uids
-    show it. TarmacError when the server did not accept a file within `timeout_s` in all; Held while a gatherer
-    writes.
+    show it. TarmacError when the server did not accept a file within `timeout_s` in all; Held while a
+    gatherer writes.
     """
     deadline = time.monotonic() + timeout_s
     uploaded = 0
@@ -275,7 +275,8 @@ def sync(run: RunFolder, timeout_s: float = 300.0) -> int:
 
 
 def _sync_one(path: Path, timeout_s: float) -> str:
-    """Run `wandb sync` on a file and return the last lines that it printed; it is killed when it takes too long.
+    """Run `wandb sync` on a file and return the last lines that it printed; it is killed when it takes too
+    long.
 
     It marks a file as synced even where the server refused the rows, and reports that by an error line only.
     """

@@ -62,7 +62,8 @@ class Tracker:
     def __init__(
         self, run: RunFolder, mode: Mode, project: str, facts: Mapping[str, Any], next_step: int
     ) -> None:
-        """Open it, with `facts` as its config; rows count from `next_step` on, above all that are there already.
+        """Open it, with `facts` as its config; rows count from `next_step` on, above all that are there
+        already.
 
         TrackerUnreachable when `mode` is online and wandb cannot be used so. TarmacError when it cannot be
         opened offline either, or is not installed: the library does not require it, hence the late import.
