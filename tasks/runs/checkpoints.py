@@ -72,7 +72,8 @@ class CheckpointListing:
 
 
 def read_meta(checkpoint: Checkpoint) -> CheckpointMeta | None:
-    """Return the checkpoint's `meta.json`; None when it is missing or torn, DataError when it is unreadable."""
+    """Return the checkpoint's `meta.json`; None when it is missing or torn, DataError when it is
+    unreadable."""
     with unreadable_as_error(DataError), ignore_missing():
         try:
             return CheckpointMeta.model_validate(read_json(checkpoint.path / META))
@@ -102,7 +103,8 @@ def newest_sound(folder: RunFolder) -> Checkpoint | None:
 
 
 def lowest_val_loss(folder: RunFolder) -> Checkpoint | None:
-    """Return the checkpoint of the lowest validation loss, the earlier of two equals; None without any loss."""
+    """Return the checkpoint of the lowest validation loss, the earlier of two equals; None without any
+    loss."""
     measured = [
         (meta.val_loss, checkpoint.step, checkpoint)
         for checkpoint in list_checkpoints(folder)

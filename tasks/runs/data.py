@@ -37,7 +37,8 @@ def data_of(version: Path) -> list[DataRef]:
 
 
 def datasets_of(config: Config, version: Path) -> list[DataRef]:
-    """Return all that the config trains on, as a run refers to it: its own dataset first, others by version."""
+    """Return all that the config trains on, as a run refers to it: its own dataset first, others by
+    version."""
     (_, own), *others = shares_of(config, version)
     [first] = data_of(version)
     rest = [data_of(folder)[0].model_copy(update={"weight": share}) for folder, share in others]
@@ -159,7 +160,8 @@ def left_out_of_all(data: Iterable[DataRef]) -> list[Quarantined]:
 
 
 def left_out_by(run: RunFolder) -> list[Quarantined]:
-    """Return the entries of the run's copy; DataError when it is not the one that the run was planned with."""
+    """Return the entries of the run's copy; DataError when it is not the one that the run was planned
+    with."""
     entries = read_quarantine(run.quarantine)
     if quarantine_digest(entries) != record.load_record(run).identity.get("quarantine"):
         raise DataError(

@@ -104,7 +104,8 @@ class RunFolder:
         return self.attempt(number) / "exit.json"
 
     def observation(self, number: int) -> Path:
-        """The observation of the attempt's processes when they last stood still; `tasks.diagnosis` reads it."""
+        """The observation of the attempt's processes when they last stood still; `tasks.diagnosis`
+        reads it."""
         return self.attempt(number) / "observation.json"
 
     def logs(self, number: int) -> Path:

@@ -54,7 +54,8 @@ HELPER = "import sys; from tasks.runs.jobs import submit_from_helper as submit; 
 
 @dataclass(frozen=True)
 class Job:
-    """A submitted job: submitit's id, the process or Slurm job that it lives by, and its submission folder."""
+    """A submitted job: submitit's id, the process or Slurm job that it lives by, and its submission
+    folder."""
 
     id: str
     identity: Identity | SlurmJob

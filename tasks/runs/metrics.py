@@ -27,7 +27,8 @@ UID = re.compile(r"([^:]+):(\d+):.+")
 
 
 def uid(axis: str, step: int, kind: str) -> str:
-    """Return the id of the one row of `kind` (such as `train`, `val`, `eval/zero_shot`) at a step of an axis."""
+    """Return the id of the one row of `kind` (such as `train`, `val`, `eval/zero_shot`) at a step of an
+    axis."""
     return f"{axis}:{step}:{kind}"
 
 

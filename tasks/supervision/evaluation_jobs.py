@@ -214,7 +214,8 @@ class Evaluations:
         return failure_of(entry, job, entry.key in self._known_alive)
 
     def _stuck(self, waiting: Collection[Key]) -> dict[Key, str]:
-        """Return why Slurm does not start jobs of these, where that has lasted for STUCK_S; note which wait."""
+        """Return why Slurm does not start jobs of these, where that has lasted for STUCK_S; note which
+        wait."""
         found: dict[Key, str] = {}
         stuck_since, self._stuck_since = self._stuck_since, {}
         waiting_since, self._waiting_since = self._waiting_since, {}
@@ -309,7 +310,8 @@ def _first_entry(want: WantedEvaluation) -> LedgerEntry:
 
 
 def _question(entry: LedgerEntry) -> str:
-    """The text that a result repeats: clocks may differ, so they do not show whether it is older than that."""
+    """The text that a result repeats: clocks may differ, so they do not show whether it is older than
+    that."""
     return f"{entry.uid[:12]}-{entry.since}"
 
 

@@ -100,7 +100,8 @@ class Pause:
 
 
 def wanted_of(run_id: str, config: Config) -> list[WantedEvaluation]:
-    """Return every evaluation the config asks for. A step of a run names one checkpoint, as runs are exact."""
+    """Return every evaluation the config asks for. A step of a run names one checkpoint, as runs are
+    exact."""
     if config.evaluate is None:
         return []
     tasks = {task.name: task for task in config.evaluate.tasks}
@@ -118,7 +119,8 @@ def next_actions(
     evidence: EvaluationEvidence,
     jobs: int,
 ) -> list[Submit | Mark | Pause]:
-    """Decide what to do now, with at most `jobs` jobs alive at once; empty when only waiting is left to do."""
+    """Decide what to do now, with at most `jobs` jobs alive at once; empty when only waiting is left to
+    do."""
     actions: list[Submit | Mark | Pause] = []
     free = jobs - len(set(evidence.alive))
     for want in wanted:

@@ -109,7 +109,8 @@ class RunningRanks:
         return [rank for rank in range(len(self._processes)) if not self._has_ended(rank)]
 
     def _has_ended(self, rank: int) -> bool:
-        """Whether it has ended; its group is killed before it is reaped, while its number is nobody else's."""
+        """Whether it has ended; its group is killed before it is reaped, while its number is nobody
+        else's."""
         process = self._processes[rank]
         if process.returncode is None:
             if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:

@@ -60,7 +60,8 @@ def tune(
 
 
 def left_to_trainer(asked: Loader) -> LoaderSettings:
-    """Return settings for another trainer, which has loaders of its own: the config gives only their number."""
+    """Return settings for another trainer, which has loaders of its own: the config gives only their
+    number."""
     return LoaderSettings(
         workers=1 if asked.workers == "auto" else asked.workers,
         prefetch=1 if asked.prefetch == "auto" else asked.prefetch,

@@ -106,7 +106,8 @@ class CheckpointSaver:
         self._under_way.append(self._thread.submit(add_val_loss, self._run, step, val_loss))
 
     def check(self) -> None:
-        """Raise the error of a checkpoint that could not be written, as soon as it is known; waits for none."""
+        """Raise the error of a checkpoint that could not be written, as soon as it is known; waits for
+        none."""
         while self._under_way and self._under_way[0].done():
             self._under_way.pop(0).result()
 
@@ -221,7 +222,8 @@ def _publish(run: RunFolder, step: int, write: Callable[[Path], None], val_loss:
 
 
 def _settle(path: Path) -> str:
-    """Put the file on the disk, readable for all (safetensors writes for the owner only); return its BLAKE3."""
+    """Put the file on the disk, readable for all (safetensors writes for the owner only); return its
+    BLAKE3."""
     with path.open("rb") as file:
         os.fchmod(file.fileno(), 0o644)
         os.fsync(file.fileno())

@@ -47,7 +47,8 @@ class Device:
         return nullcontext() if lower is None else torch.autocast(self.torch.type, lower)
 
     def put(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the batch with its tensors on the device; from pinned memory the copy runs beside the host."""
+        """Return the batch with its tensors on the device; from pinned memory the copy runs beside the
+        host."""
         return {
             name: value.to(self.torch, non_blocking=True) if isinstance(value, Tensor) else value
             for name, value in batch.items()
@@ -91,7 +92,8 @@ def choose(train: Train) -> Device:
 
 @contextmanager
 def forms_demanded() -> Iterator[None]:
-    """Raise UsageError that names `train.deterministic` for an operation without a deterministic form here."""
+    """Raise UsageError that names `train.deterministic` for an operation without a deterministic form
+    here."""
     try:
         yield
     except RuntimeError as error:

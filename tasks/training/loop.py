@@ -180,7 +180,8 @@ def _next_batch(
     saver: CheckpointSaver,
     ranks: Ranks,
 ) -> list[Batch] | None:
-    """The batch of `step`, in `parts`; None when the training is to stop before it, which all ranks decide."""
+    """The batch of `step`, in `parts`; None when the training is to stop before it, which all ranks
+    decide."""
     batch: list[Batch] = []
     with ranks.agreeing() as vote:
         saver.check()

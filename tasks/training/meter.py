@@ -132,7 +132,8 @@ def check_weights(model: nn.Module, step: int, precision: str) -> None:
 
 
 def check_validation(loss: float, step: int, precision: str) -> None:
-    """Raise DataError for a loss on held-out samples that is not finite; the weights are, as they were saved."""
+    """Raise DataError for a loss on held-out samples that is not finite; the weights are, as they were
+    saved."""
     if not math.isfinite(loss):
         raise DataError(
             f"the validation loss is {loss} at step {step}: the weights are finite, and what they make of "

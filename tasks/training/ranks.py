@@ -59,7 +59,8 @@ class Ranks:
         return "" if self.count == 1 else f", as rank {self.rank} of {self.count}"
 
     def gather(self, features: Tensor) -> Tensor:
-        """Gather [samples, ...] of each rank into [ranks * samples, ...], in their order, with the gradient."""
+        """Gather [samples, ...] of each rank into [ranks * samples, ...], in their order, with the
+        gradient."""
         if self.count == 1:
             return features
         gathered: Tensor = _Gather.apply(features, self)
@@ -101,7 +102,8 @@ class Ranks:
         return numbers
 
     def of_all(self, value: Tensor) -> list[Tensor]:
-        """Return the values of all ranks, in their order; they have one shape and type, and are on the CPU."""
+        """Return the values of all ranks, in their order; they have one shape and type, and are on the
+        CPU."""
         if self.count == 1:
             return [value]
         values = [torch.empty_like(value) for _ in range(self.count)]

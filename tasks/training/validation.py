@@ -33,7 +33,8 @@ logger = logging.getLogger(__name__)
 
 
 class Validation:
-    """Measures checkpoints of a run on samples of the held-out split, which the ranks share batch by batch."""
+    """Measures checkpoints of a run on samples of the held-out split, which the ranks share batch by
+    batch."""
 
     def __init__(
         self,

@@ -145,7 +145,8 @@ class Gatherer:
         return self._logged.items() - self._on_disk()[0].items()
 
     def _wait_until_on_disk(self) -> None:
-        """Wait for every row to be in the file before an online `finish`, which a dead server can cut short."""
+        """Wait for every row to be in the file before an online `finish`, which a dead server can cut
+        short."""
         deadline = time.monotonic() + ON_DISK_TIMEOUT_S
         while self._mode == "online" and self._missing() and time.monotonic() < deadline:
             time.sleep(0.1)

@@ -155,7 +155,8 @@ def _scan(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _parts(data: bytes, offset: int) -> Iterator[tuple[int, int, bytes, bool]]:
-    """Each part of a record from `offset` on: where it ends, its kind, its body, and whether that is sound."""
+    """Each part of a record from `offset` on: where it ends, its kind, its body, and whether that is
+    sound."""
     while (offset := _next_header(data, offset)) + HEADER <= len(data):
         checksum, length, kind = struct.unpack("<IHB", data[offset : offset + HEADER])
         body = data[offset + HEADER : offset + HEADER + length]
