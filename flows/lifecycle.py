@@ -21,22 +21,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 from prefect import Flow, flow, get_run_logger
 from prefect.artifacts import create_markdown_artifact
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import (
-    FlowRunFilter,
-    FlowRunFilterEndTime,
-    FlowRunFilterId,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-    FlowRunFilterTags,
-    TaskRunFilter,
-    TaskRunFilterState,
-    TaskRunFilterStateType,
-)
+from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.context import FlowRunContext
 from prefect.exceptions import Abort, ObjectNotFound, Pause
@@ -165,14 +155,14 @@ def stop_training(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None
     which the worker calls when it has killed the flow's process."""
     _stop_run_of(flow_run, "was cancelled")
     with get_client(sync_client=True) as client:
-        mine = _tasks_of(flow_run.id)
-        _close(client, Cancelled(message="Its flow run was cancelled."), mine, killed_in=flow_run.run_count)
+        state = Cancelled(message="Its flow run was cancelled.")
+        _close(client, state, {"id": {"any_": [flow_run.id]}}, killed_in=flow_run.run_count)
 
 
 def close_tasks(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
     """Close the task runs of a flow whose process was killed: a hook for Crashed. Its training goes on."""
     with get_client(sync_client=True) as client:
-        _close(client, Crashed(message="Its flow's process ended."), _tasks_of(flow_run.id))
+        _close(client, Crashed(message="Its flow's process ended."), {"id": {"any_": [flow_run.id]}})
 
 
 def _close_left_over() -> None:
@@ -183,28 +173,22 @@ def _close_left_over() -> None:
         return
     with get_client(sync_client=True) as client:
         left: State = Crashed(message="Its flow's process was killed.")
-        best_effort(_close, client, left, _tasks_of(this.id))
-        ended = FlowRunFilter(
-            tags=FlowRunFilterTags(all_=[TAG]),
-            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CRASHED])),
-            end_time=FlowRunFilterEndTime.model_validate({"before_": datetime.now(UTC) - SETTLED}),
-        )
-        best_effort(_close, client, left, flow_run_filter=ended)
-
-
-def _tasks_of(flow_run_id: UUID) -> FlowRunFilter:
-    return FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id]))
+        best_effort(_close, client, left, {"id": {"any_": [this.id]}})
+        crashed = {"tags": {"all_": [TAG]}, "state": {"type": {"any_": [StateType.CRASHED]}}}
+        before = {"end_time": {"before_": datetime.now(UTC) - SETTLED}}
+        best_effort(_close, client, left, {**crashed, **before})
 
 
 def _close(
-    client: SyncPrefectClient, state: State, flow_run_filter: FlowRunFilter, killed_in: int | None = None
+    client: SyncPrefectClient, state: State, flow_runs: dict[str, Any], killed_in: int | None = None
 ) -> None:
     """Set every task run of these flow runs that is Running, or about to be, to the final `state`, and so
     those that Prefect shows as Crashed because they were killed in the flow run's `killed_in`th start."""
     types = [StateType.RUNNING, StateType.PENDING, StateType.SCHEDULED]
     types += [StateType.CRASHED] if killed_in is not None else []
-    chosen = TaskRunFilter(state=TaskRunFilterState(type=TaskRunFilterStateType(any_=types)))
-    for run in client.read_task_runs(flow_run_filter=flow_run_filter, task_run_filter=chosen):
+    chosen = TaskRunFilter.model_validate({"state": {"type": {"any_": types}}})
+    within = FlowRunFilter.model_validate(flow_runs)
+    for run in client.read_task_runs(flow_run_filter=within, task_run_filter=chosen):
         if run.state_type is not StateType.CRASHED or run.flow_run_run_count == killed_in:
             client.set_task_run_state(run.id, state.model_copy(update={"id": uuid4()}), force=True)
 

@@ -18,11 +18,7 @@ from pathlib import Path
 
 import httpx
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import (
-    FlowRunFilter,
-    FlowRunFilterDeploymentId,
-    FlowRunFilterExpectedStartTime,
-)
+from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.exceptions import PrefectException
 
@@ -62,17 +58,13 @@ def due_again() -> datetime | None:
     flow_run = control.deployed()
     if flow_run is None or not flow_run.auto_scheduled or flow_run.run_count > 1:
         return None
-    assert flow_run.deployment_id is not None
     found: list[FlowRun] = []
     with contextlib.suppress(httpx.HTTPError, PrefectException), get_client(sync_client=True) as client:
         states = client.read_flow_run_states(flow_run.id)
         taken = min((one.timestamp for one in states if one.is_pending()), default=datetime.now(UTC))
         due = {"after_": flow_run.expected_start_time, "before_": taken}
-        chosen = FlowRunFilter(
-            deployment_id=FlowRunFilterDeploymentId(any_=[flow_run.deployment_id]),
-            expected_start_time=FlowRunFilterExpectedStartTime.model_validate(due),
-        )
-        found = client.read_flow_runs(flow_run_filter=chosen)
+        chosen = {"deployment_id": {"any_": [flow_run.deployment_id]}, "expected_start_time": due}
+        found = client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(chosen))
     alike = [one for one in found if one.auto_scheduled and one.parameters == flow_run.parameters]
     times = [one.expected_start_time for one in alike if one.expected_start_time and one.id != flow_run.id]
     return max(times, default=None)

@@ -1,9 +1,9 @@
 """What the Prefect server does by itself: it notices runs that died and starts them again, verifies what was
-rebuilt and trains on it, and sends failures to a person.
+rebuilt and trains on it, and reports failures to a person.
 
 Every automation is limited to flow runs with the tag `tarmac` or to Tarmac's own events, so that other flows
 on the same server are left alone. Registering is idempotent: an automation is found by its name, written only
-where it differs, and one that somebody switched off stays off.
+if it differs, and one that somebody switched off stays off.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tasks.core.errors import UsageError
 from tasks.events import DATASET, PULSE, REBUILT, STOPPED, TAG
 
 TAKE_UP = "take-up"
-"""Of the deployments whose crashed runs start again by themselves."""
+"""The tag of the deployments whose crashed runs start again by themselves."""
 SILENCE_S = 180
-"""After so many seconds without a pulse a run counts as crashed: a server may be away for a minute, and take
+"""A run counts as crashed after so many seconds without a pulse: a server may be away for a minute, and take
 another to start on a busy machine. `tasks.guard` and `flows.operate.recovery` report most ends sooner."""
 SETTLED_S = 20
-"""So long after a crash everybody has reported it: the worker does so before its hooks and after them, which
-take seconds to start."""
+"""This long after a crash everybody has reported it. The worker reports it before its hooks and after them,
+and they take seconds to start."""
 
 FAILURE = "tarmac-failure"
 State = Literal["new", "changed", "unchanged", "removed"]
@@ -46,99 +46,81 @@ class Registered:
     state: State
 
 
-def register(client: SyncPrefectClient) -> list[Registered]:
-    """Have the server notice dead runs and start them again; PrefectHTTPStatusError where it refuses."""
-    return [put(client, wanted) for wanted in standing()]
-
-
 def standing() -> list[AutomationCore]:
-    """The automations that depend on no deployment."""
+    """Return the automations that depend on no deployment."""
     return [zombies(), take_up(), give_up()]
 
 
 def zombies() -> AutomationCore:
-    """Marks a run whose process died unnoticed, with its worker or its machine, as crashed."""
-    return AutomationCore(
-        name="tarmac-zombies",
-        description=f"Marks a run of Tarmac as crashed when nothing was heard of it for {SILENCE_S} seconds.",
-        trigger=EventTrigger(
-            posture=Posture.Proactive,
-            match=FLOW_RUN,
-            match_related=tagged(TAG),
-            for_each={"prefect.resource.id"},
-            after={PULSE},
-            # Any state that it enters shows that somebody looks after it.
-            expect={PULSE, STOPPED, "prefect.flow-run.*"},
-            threshold=1,
-            within=timedelta(seconds=SILENCE_S),
-        ),
-        actions=[
-            ChangeFlowRunState(
-                state=StateType.CRASHED,
-                name="Crashed",
-                message=f"Nothing was heard of it for {SILENCE_S} seconds; what was done is kept.",
-                force=False,
-            )
-        ],
+    """Return the automation that marks a run as crashed whose process died unnoticed, with its worker or its
+    machine."""
+    return _changes_state(
+        "tarmac-zombies",
+        f"Marks a run of Tarmac as crashed when it has sent no sign of life for {SILENCE_S} seconds.",
+        (StateType.CRASHED, "Crashed"),
+        f"It sent no sign of life for {SILENCE_S} seconds; what was done is kept.",
+        posture=Posture.Proactive,
+        match_related=tagged(TAG),
+        for_each={"prefect.resource.id"},
+        after={PULSE},
+        # Any state that it enters shows that somebody looks after it.
+        expect={PULSE, STOPPED, "prefect.flow-run.*"},
+        threshold=1,
+        within=timedelta(seconds=SILENCE_S),
     )
 
 
 def take_up() -> AutomationCore:
-    """Starts a crashed run again, a little later: the worker's second report of the same crash would end the
-    run that has just been scheduled."""
-    return AutomationCore(
-        name="tarmac-take-up",
-        description="Starts a crashed run of Tarmac again; it resumes.",
-        trigger=EventTrigger(
-            posture=Posture.Proactive,
-            # A flow run that crashes too often ends itself when it is started (flows.starts), and `give_up`
-            # ends one that never begins.
-            match=FLOW_RUN,
-            match_related=[tagged(TAG), tagged(TAKE_UP)],
-            for_each={"prefect.resource.id"},
-            after={"prefect.flow-run.Crashed", f"prefect.flow-run.{INTERRUPTED}"},
-            expect={"prefect.flow-run.*"},  # a person may be quicker
-            threshold=1,
-            within=timedelta(seconds=SETTLED_S),
-        ),
-        actions=[
-            ChangeFlowRunState(
-                state=StateType.SCHEDULED,
-                name="AwaitingRetry",
-                message="It crashed and starts again by itself; what was done is kept.",
-                force=False,
-            )
-        ],
+    """Return the automation that starts a crashed run again, a little later: the worker's second report of
+    the same crash would end a run that has just been scheduled.
+
+    A flow run that crashes too often ends itself when it is started (flows.starts), and `give_up` ends one
+    that never begins.
+    """
+    return _changes_state(
+        "tarmac-take-up",
+        "Starts a crashed run of Tarmac again; it resumes.",
+        (StateType.SCHEDULED, "AwaitingRetry"),
+        "It crashed and starts again by itself; what was done is kept.",
+        posture=Posture.Proactive,
+        match_related=[tagged(TAG), tagged(TAKE_UP)],
+        for_each={"prefect.resource.id"},
+        after={"prefect.flow-run.Crashed", f"prefect.flow-run.{INTERRUPTED}"},
+        expect={"prefect.flow-run.*"},  # a person may be quicker
+        threshold=1,
+        within=timedelta(seconds=SETTLED_S),
     )
 
 
 def give_up() -> AutomationCore:
-    """Ends a run that crashes before it begins, which the server does not count as a start."""
-    return AutomationCore(
-        name="tarmac-give-up",
-        description="Ends a crashed run of Tarmac that cannot be started again.",
-        trigger=EventTrigger(
-            posture=Posture.Reactive,
-            match=FLOW_RUN,
-            match_related=[tagged(TAG), tagged(TAKE_UP)],
-            for_each={"prefect.resource.id", "prefect.run-count"},
-            expect={"prefect.flow-run.AwaitingRetry"},
-            threshold=TAKEN_UP + 1,
-            within=timedelta(hours=1),
-        ),
-        actions=[
-            ChangeFlowRunState(
-                state=StateType.FAILED,
-                name="Failed",
-                message=f"It crashed, and {TAKEN_UP} times more before it could begin; see its log.",
-                force=False,
-            )
-        ],
+    """Return the automation that ends a run that crashes before it begins, which the server does not count as
+    a start."""
+    return _changes_state(
+        "tarmac-give-up",
+        "Ends a crashed run of Tarmac that cannot be started again.",
+        (StateType.FAILED, "Failed"),
+        f"It crashed, and {TAKEN_UP} times more before it could begin; see its log.",
+        posture=Posture.Reactive,
+        match_related=[tagged(TAG), tagged(TAKE_UP)],
+        for_each={"prefect.resource.id", "prefect.run-count"},
+        expect={"prefect.flow-run.AwaitingRetry"},
+        threshold=TAKEN_UP + 1,
+        within=timedelta(hours=1),
     )
 
 
+def _changes_state(
+    name: str, description: str, state: tuple[StateType, str], message: str, **trigger: Any
+) -> AutomationCore:
+    """Return an automation that sets flow runs to a state, of this type and name."""
+    kind, named = state
+    action = ChangeFlowRunState(state=kind, name=named, message=message, force=False)
+    found = EventTrigger(match=FLOW_RUN, **trigger)
+    return AutomationCore(name=name, description=description, trigger=found, actions=[action])
+
+
 def verify_rebuilt(project: str, deployment: UUID) -> AutomationCore:
-    """Has each version that a rebuild in this folder has made verified by this deployment."""
+    """Return the automation by which this deployment verifies each version that is rebuilt in this folder."""
     return AutomationCore(
         name=f"tarmac-verify-{project}",
         description=f"Verifies each new version of a dataset that was built in {Path.cwd()}.",
@@ -159,12 +141,12 @@ def _run(deployment: UUID, parameters: dict[str, Any]) -> RunDeployment:
 
 
 def train_name(config: str) -> str:
-    """The name of the automation that trains on what was rebuilt."""
+    """Return the name of the automation that trains when a dataset was rebuilt."""
     return f"tarmac-train-{config}"
 
 
 def train_rebuilt(config: str, dataset: Path, deployment: UUID) -> AutomationCore:
-    """Has this deployment train when a rebuild has changed the dataset in this folder."""
+    """Return the automation by which this deployment trains when the dataset in this folder was rebuilt."""
     return AutomationCore(
         name=train_name(config),
         description=f"Trains {config} when a rebuild has changed its dataset (schedule.then of the config).",
@@ -184,18 +166,13 @@ def train_rebuilt(config: str, dataset: Path, deployment: UUID) -> AutomationCor
 
 
 def failure(client: SyncPrefectClient, block: UUID | None) -> AutomationCore | None:
-    """Sends what needs a person to a notification block; without one, to the block that it is sent to so far,
-    if any."""
+    """Return the automation that notifies a person of runs that need one, by this notification block, or by
+    the one that it uses so far. None if there is neither."""
     if block is None:
-        sent = [
-            action
-            for found in client.read_automations_by_name(FAILURE)
-            for action in found.actions
-            if isinstance(action, SendNotification)
-        ]
-        if not sent:
-            return None
-        block = sent[0].block_document_id
+        actions = [one for found in client.read_automations_by_name(FAILURE) for one in found.actions]
+        block = next((one.block_document_id for one in actions if isinstance(one, SendNotification)), None)
+    if block is None:
+        return None
     return AutomationCore(
         name=FAILURE,
         description="Sends a message when a run of Tarmac has failed or crashed, or waits for an approval.",
@@ -217,10 +194,10 @@ def failure(client: SyncPrefectClient, block: UUID | None) -> AutomationCore | N
 
 
 def block_of(client: SyncPrefectClient, named: str) -> UUID:
-    """The notification block TYPE/NAME; UsageError where the server has none of this name."""
+    """Return the notification block TYPE/NAME; UsageError if the server has none of this name."""
     kind, _, name = named.partition("/")
     if not kind or not name:
-        raise UsageError(f"--notify: {named!r} is no TYPE/NAME of a block, such as slack-webhook/team")
+        raise UsageError(f"--notify: {named!r} is not the TYPE/NAME of a block, such as slack-webhook/team")
     try:
         return client.read_block_document_by_name(name, kind).id
     except ObjectNotFound:
@@ -232,7 +209,7 @@ FLOW_RUN: dict[str, str | list[str]] = {"prefect.resource.id": "prefect.flow-run
 
 
 def tagged(tag: str) -> dict[str, str | list[str]]:
-    """What a trigger's `match_related` asks for, of events of a flow run with this tag."""
+    """Return what a trigger's `match_related` requires for events of a flow run with this tag."""
     return {"prefect.resource.id": f"prefect.tag.{tag}", "prefect.resource.role": "tag"}
 
 
@@ -246,7 +223,7 @@ def put(client: SyncPrefectClient, wanted: AutomationCore, dry_run: bool = False
     for another in found[1:]:
         client.delete_automation(another.id)
     if found:
-        # An update leaves out what is not set, and refuses a new owner.
+        # An update ignores what is not set, and refuses a new owner.
         whole = {**wanted.model_dump(exclude={"owner_resource"}), "enabled": found[0].enabled}
         client.update_automation(found[0].id, AutomationCore.model_validate(whole))
     else:

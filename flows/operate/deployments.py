@@ -1,11 +1,11 @@
-"""Registers what a project offers with a Prefect server; what `tarmac deploy` does.
+"""Registers a project's deployments with a Prefect server, for `tarmac deploy`.
 
-What the server has is compared first and left alone where it is the same, while Prefect's own registration
-writes it anew each time and drops the runs that were planned. What an operator has set on a page stays: more
-tags, a concurrency limit, further job variables, other schedules, a pause.
+A deployment is written only if it differs from the server's, while Prefect's own registration writes it each
+time and drops the planned runs. What an operator has set on a page stays: more tags, a concurrency limit,
+further job variables, other schedules, a pause.
 
 The folder that it is called in becomes the working directory of the runs, and owns its deployments: those of
-another folder are not taken over by accident, and those that it offers no more are removed.
+another folder are not taken over by accident, and those that it no longer offers are removed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate, WorkPoolCreate
-from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
+from prefect.client.schemas.filters import DeploymentFilter
 from prefect.client.schemas.objects import DeploymentSchedule
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.events.schemas.automations import AutomationCore
@@ -46,15 +46,15 @@ from tasks.events import TAG
 STEPS = (folder.ENTER, "prefect.deployments.steps.set_working_directory")
 """The pull steps that name a deployment's folder: ours, and that of a prefect.yaml without any."""
 UNKNOWN = UUID(int=0)
-"""Of a deployment that a dry run does not make."""
+"""The id of a new deployment that a dry run does not make."""
 PAGE = 200
-"""Deployments that the server lists at once."""
+"""The server lists at most this many deployments at once."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """What registering does to one deployment; `fields` has the old and the new value of each that differs,
-    by dotted name."""
+    """A change of one deployment; `fields` maps the dotted name of each field that differs to its old and its
+    new value."""
 
     name: str
     state: State
@@ -65,7 +65,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Deployed:
-    """What registering has done, or would do; `left_out` says why something was not registered."""
+    """What was registered, or would be; `left_out` gives the reason for each config that was not."""
 
     deployments: list[Change]
     automations: list[Registered]
@@ -81,8 +81,8 @@ def deploy(
 ) -> Deployed:
     """Register the flows of these configs, or of all of the project, with the automations that they need.
 
-    `notify` names a notification block as TYPE/NAME, which failures are sent to from then on. UsageError on
-    a mistake in a named config, for a deployment of another folder without `take_over`, and when no Prefect
+    `notify` names a notification block as TYPE/NAME, which receives failures from then on. UsageError for a
+    mistake in a named config, for a deployment of another folder without `take_over`, and when no Prefect
     server can be reached.
     """
     project = of_project(configs)
@@ -109,17 +109,14 @@ def deploy(
 def _ours(
     client: SyncPrefectClient, offers: Sequence[Offer], take_over: bool
 ) -> list[tuple[Offer, DeploymentResponse | None]]:
-    """The offers, by the names that this folder may give them, with what the server has of each.
+    """Return the offers, by the names that this folder may give them, each with the server's deployment.
 
-    Where another folder has the project's name, the queue's name takes its place. UsageError where another
-    folder has a deployment of the same name as a config here.
+    If another folder has the project's name, the queue's name replaces it. UsageError if another folder has a
+    deployment of the same name as a config here.
     """
     found = [(offer, _read(client, offer.full_name)) for offer in offers]
-    strangers = [
-        (offer, _folder(before))
-        for offer, before in found
-        if before is not None and _folder(before) != str(Path.cwd())
-    ]
+    owners = [(offer, _folder(before)) for offer, before in found if before is not None]
+    strangers = [(offer, owner) for offer, owner in owners if owner != str(Path.cwd())]
     if take_over or not strangers:
         return found
     for offer, owner in strangers:
@@ -131,7 +128,7 @@ def _ours(
 
 
 def _folder(deployment: DeploymentResponse) -> str | None:
-    """The working directory of its runs."""
+    """Return the working directory of its runs."""
     steps = [inputs for step in deployment.pull_steps or [] for name, inputs in step.items() if name in STEPS]
     return str(steps[-1]["directory"]) if steps else None
 
@@ -139,11 +136,15 @@ def _folder(deployment: DeploymentResponse) -> str | None:
 def _gone(
     client: SyncPrefectClient, offers: Sequence[Offer], left_out: Mapping[str, str]
 ) -> dict[str, DeploymentResponse]:
-    """The deployments of this folder that it offers no more, by name."""
+    """Return the deployments of this folder that it no longer offers, by name."""
     names = {entrypoint: flow for flow, entrypoint in FLOWS.items()}
     offered = {offer.full_name for offer in offers}
+    ours = DeploymentFilter.model_validate({"tags": {"all_": [TAG]}})
+    tagged: list[DeploymentResponse] = []
+    while page := client.read_deployments(deployment_filter=ours, limit=PAGE, offset=len(tagged)):
+        tagged += page
     found: dict[str, DeploymentResponse] = {}
-    for deployment in _tagged(client):
+    for deployment in tagged:
         if deployment.entrypoint not in names or _folder(deployment) != str(Path.cwd()):
             continue
         name = f"{names[deployment.entrypoint]}/{deployment.name}"
@@ -153,7 +154,7 @@ def _gone(
 
 
 def _is_offered(name: str, deployment: DeploymentResponse, left_out: Mapping[str, str]) -> bool:
-    """Whether its config still offers it; a config with a mistake in it may do so again."""
+    """Whether its config still offers it; one that has a mistake now may do so again."""
     config = deployment.parameters.get("config")
     if config is None:
         return False
@@ -166,14 +167,6 @@ def _is_offered(name: str, deployment: DeploymentResponse, left_out: Mapping[str
         return True
 
 
-def _tagged(client: SyncPrefectClient) -> list[DeploymentResponse]:
-    chosen = DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG]))
-    found: list[DeploymentResponse] = []
-    while page := client.read_deployments(deployment_filter=chosen, limit=PAGE, offset=len(found)):
-        found += page
-    return found
-
-
 def _read(client: SyncPrefectClient, name: str) -> DeploymentResponse | None:
     try:
         return client.read_deployment_by_name(name)
@@ -182,7 +175,7 @@ def _read(client: SyncPrefectClient, name: str) -> DeploymentResponse | None:
 
 
 def _ensure_pool(client: SyncPrefectClient) -> None:
-    """A work pool whose workers start each run as a process of their own machine."""
+    """Make sure of a work pool whose workers start each run as a process of their own machine."""
     try:
         client.read_work_pool(POOL)
     except ObjectNotFound:
@@ -210,8 +203,8 @@ def _register(
 
 
 def _wanted(offer: Offer, before: DeploymentResponse | None) -> dict[str, Any]:
-    """The fields of the deployment that are ours, as the server's API names them, with what an operator has
-    added to them."""
+    """Return the deployment's fields that we set, by their names in the server's API, with what an operator
+    has added to them."""
     tags = [] if before is None else before.tags
     variables = {} if before is None else before.job_variables
     return {
@@ -233,8 +226,8 @@ def _wanted(offer: Offer, before: DeploymentResponse | None) -> dict[str, Any]:
 
 
 def form(offer: Offer) -> dict[str, Any]:
-    """The schema of the flow's parameters. It is closed, so that the server refuses an unknown one, which
-    Prefect's own registration leaves open; and its choice of configs has the deployment's own."""
+    """Return the schema of the flow's parameters. Unlike Prefect's own, it is closed, so that the server
+    refuses an unknown one; and its choice of configs has the deployment's own."""
     flow: Flow[..., Any] = load_flow_from_entrypoint(offer.entrypoint, use_placeholder_flow=False)
     schema = parameter_schema(flow).model_dump(mode="json", exclude_unset=True)
     config = schema["properties"].get("config", {})
@@ -246,7 +239,7 @@ def form(offer: Offer) -> dict[str, Any]:
 def _differences(
     offer: Offer, wanted: Mapping[str, Any], before: DeploymentResponse | None
 ) -> dict[str, tuple[Any, Any]]:
-    """The old and the new value of all that differs; none of a deployment that is new."""
+    """Return the old and the new value of each field that differs; none for a new deployment."""
     if before is None:
         return {}
     ours = _ours_of(before)
@@ -261,7 +254,7 @@ def _shown(schedule: Any) -> str | None:
 
 
 def _at(values: Any, dotted: str) -> Any:
-    """The value at a dotted key, whose parts may have dots themselves; None where there is none."""
+    """Return the value at a dotted key, whose parts may have dots themselves; None if there is none."""
     if dotted in values:
         return values[dotted]
     for key, value in values.items():
@@ -273,8 +266,8 @@ def _at(values: Any, dotted: str) -> Any:
 def _schedule(
     client: SyncPrefectClient, offer: Offer, deployment: UUID, before: DeploymentResponse | None
 ) -> None:
-    """Have the deployment run by the offered schedule. One that is paused stays so, and those that somebody
-    has made on the page stay as they are."""
+    """Give the deployment the offered schedule. A paused one stays paused, and schedules that somebody has
+    made on the page stay as they are."""
     ours = None if before is None else _ours_of(before)
     if offer.cron is None:
         if ours is not None:
@@ -287,7 +280,7 @@ def _schedule(
 
 
 def _ours_of(deployment: DeploymentResponse) -> DeploymentSchedule | None:
-    """The schedule of its config, if it has one."""
+    """Return the schedule of its config, if it has one."""
     return next((one for one in deployment.schedules if one.slug == SCHEDULE_SLUG), None)
 
 
@@ -299,13 +292,10 @@ def _remove(client: SyncPrefectClient, name: str, found: DeploymentResponse, dry
 
 
 def _automations(
-    client: SyncPrefectClient,
-    offers: Sequence[Offer],
-    ids: Mapping[str, UUID],
-    block: UUID | None,
+    client: SyncPrefectClient, offers: Sequence[Offer], ids: Mapping[str, UUID], block: UUID | None
 ) -> list[AutomationCore]:
-    """The automations that there are to be."""
-    wanted = [*automations.standing()]
+    """Return the automations that the server is to have."""
+    wanted = automations.standing()
     if (failure := automations.failure(client, block)) is not None:
         wanted.append(failure)
     for offer in offers:

@@ -1,8 +1,8 @@
 """A project's folder as a Prefect server knows it: its names there, and the step by which a run enters it.
 
-Projects share a server, and machines may share a project. All workers are of one pool, in which each folder
-has a work queue of its own: what a folder has deployed is run by the workers that were started in it, on
-whichever machine, and by nobody else's.
+Projects share a server, and machines may share a project. All workers belong to one pool, in which each
+folder has a work queue of its own: what a folder has deployed is run only by workers that were started in it,
+on any machine.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from prefect.logging.loggers import flow_run_logger
 from prefect.states import Failed
 
 MACHINE_ID = Path("/etc/machine-id")
-"""systemd's; a container may have none."""
+"""The file is systemd's; a container may have none."""
 ENTER = f"{__name__}.enter"
 NAMES = f"{__name__}.names"
 
 
 def project_name() -> str:
-    """The folder's name, without characters that Prefect refuses or an address would have to escape."""
+    """Return the folder's name, without characters that Prefect refuses or that addresses have to escape."""
     return re.sub(r"[^\w.-]+", "-", Path.cwd().name).strip("-") or "project"
 
 
 def queue_name() -> str:
-    """The folder's work queue, such as `project-3f9a1c`: the same on each machine, and no other folder's."""
+    """Return the folder's work queue, such as `project-3f9a1c`: the same on every machine, and unique."""
     return f"{project_name()}-{_mark(b'')}"
 
 
 def worker_name(machine_id: Path = MACHINE_ID) -> str:
-    """The name of this folder's worker on this machine, the same after each start, without characters that
-    Prefect refuses: host, folder, and a mark of the machine's id and the folder's whole path."""
+    """Return the name of this folder's worker on this machine, the same after each start: host, folder, and a
+    hash of the machine's id and the folder's whole path, without characters that Prefect refuses."""
     try:
         machine = machine_id.read_bytes().strip()
     except OSError:
@@ -50,30 +50,27 @@ def _mark(machine: bytes) -> str:
 
 
 def names() -> dict[str, str]:
-    """What a prefect.yaml refers to: a build step, for deployments that are the same in every folder."""
+    """Return the names that a prefect.yaml refers to: a build step, so that the file is the same in every
+    folder."""
     return {"project": project_name(), "queue": queue_name(), "path": str(Path.cwd())}
 
 
 def enter(directory: str) -> dict[str, str]:
     """The pull step of a flow run: make the project's folder the working directory.
 
-    Where the folder is missing the flow run ends as Failed, by a line that names folder and machine. With an
-    error it would crash, and start again to no avail.
+    If the folder is missing, the flow run ends as Failed, with a line that names folder and machine, and so
+    does this process. With an error it would crash, and start again to no avail.
     """
     try:
         os.chdir(directory)
     except OSError as error:
-        _fail(
+        message = (
             f"start failed: the folder {directory} is not on {socket.gethostname()} ({error.strerror}); "
             "bring it back and press Retry, or where the project is now: tarmac deploy --take-over, tarmac up"
         )
+        with get_client(sync_client=True) as client:
+            flow_run = client.read_flow_run(UUID(os.environ["PREFECT__FLOW_RUN_ID"]))
+            flow_run_logger(flow_run).error("%s", message)
+            client.set_flow_run_state(flow_run.id, Failed(message=message))
+        sys.exit()
     return {"directory": os.getcwd()}
-
-
-def _fail(message: str) -> None:
-    """End the flow run that this process prepares, and the process."""
-    with get_client(sync_client=True) as client:
-        flow_run = client.read_flow_run(UUID(os.environ["PREFECT__FLOW_RUN_ID"]))
-        flow_run_logger(flow_run).error("%s", message)
-        client.set_flow_run_state(flow_run.id, Failed(message=message))
-    sys.exit()

@@ -1,9 +1,9 @@
-"""What a project offers on a Prefect server: the deployments of its configs, and three for the whole project.
+"""The deployments that a project offers on a Prefect server: those of its configs, and three for the project.
 
-Each config gives `build/NAME`, with its schedule, and `pipeline/NAME` where it trains; each project gives
+Each config gives `build/NAME`, with its schedule, and `pipeline/NAME` if it trains; each project gives
 `verify/PROJECT`, `evaluate/PROJECT` and `doctor/PROJECT`, by the name of its folder. `tarmac deploy`
-registers them, and the same values are written as the prefect.yaml that `prefect deploy` reads. Flows are
-named by module path, so that they run from any folder and from an installed wheel.
+registers them, or writes the same values as the prefect.yaml that `prefect deploy` reads. Flows are named by
+module path, so that they run from any folder and from an installed wheel.
 """
 
 from __future__ import annotations
@@ -40,14 +40,7 @@ JOB_VARIABLES: dict[str, Any] = {
     # With true, a flow dies at its next log line once its worker is gone.
     "stream_output": False,
     "env": {
-        **{
-            name: DEFAULTS[name]
-            for name in (
-                "DO_NOT_TRACK",
-                "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY",
-                "PREFECT_TELEMETRY_ENABLE_RESOURCE_METRICS",
-            )
-        },
+        **{name: value for name, value in DEFAULTS.items() if "_SERVER_" not in name},
         # A tasks.py in the project's folder is not taken for Tarmac's.
         "PYTHONSAFEPATH": "1",
         # The environment that the worker runs in stays as it is.
@@ -60,13 +53,13 @@ HEAD = """\
 #   tarmac deploy --write deploy/prefect.yaml
 # Register it from the project's folder, whose relative paths the flows use:
 #   prefect --no-prompt deploy --all --prefect-file deploy/prefect.yaml
-# `tarmac deploy` registers the same without this file, and the automations and closed forms besides.
+# `tarmac deploy` registers the same without this file, with the automations and closed forms besides.
 """
 
 
 @dataclass(frozen=True)
 class Offer:
-    """One deployment. `trains_after` is the folder of the dataset whose rebuilding starts it."""
+    """One deployment. `trains_after` is the folder of the dataset whose rebuild starts it."""
 
     flow: str
     name: str
@@ -77,7 +70,7 @@ class Offer:
 
     @property
     def full_name(self) -> str:
-        """The name as commands and pages have it, such as `build/digits-clip`."""
+        """The name in commands and on pages, such as `build/digits-clip`."""
         return f"{self.flow}/{self.name}"
 
     @property
@@ -96,16 +89,16 @@ class Offer:
 
 @dataclass(frozen=True)
 class Project:
-    """The deployments of a project's configs; `left_out` says why other configs give none."""
+    """The deployments of a project's configs; `left_out` gives the reason for each config without any."""
 
     offers: tuple[Offer, ...]
     left_out: dict[str, str]
 
 
 def of_project(named: Sequence[Path] = ()) -> Project:
-    """The deployments of the configs that are named, or else of every one in `configs`.
+    """Return the deployments of the named configs, or else of every one in `configs`.
 
-    UsageError where a named config cannot be deployed; one that is not named is left out with the reason.
+    UsageError if a named config cannot be deployed; one that is not named is left out with the reason.
     """
     offers: list[Offer] = []
     left_out: dict[str, str] = {}
@@ -121,78 +114,57 @@ def of_project(named: Sequence[Path] = ()) -> Project:
             if named:
                 raise
             left_out[str(path)] = str(error)
-    return Project((*offers, *_of_all()), left_out)
-
-
-def _of_all() -> list[Offer]:
-    """What is offered once per project."""
-    described = {
+    per_project = {
         "verify": "Checks a dataset, one of its versions, or anybody's WebDataset tars for damage.",
-        "evaluate": "Does the evaluations of a run that have no result yet.",
-        "doctor": "Says why a run hangs or is slow, with evidence; it is not disturbed.",
+        "evaluate": "Completes the evaluations of a run that have no result yet.",
+        "doctor": "Explains why a run hangs or is slow, with evidence; the run is not disturbed.",
     }
-    return [Offer(flow, folder.project_name(), text, {}) for flow, text in described.items()]
+    offers += [Offer(flow, folder.project_name(), text, {}) for flow, text in per_project.items()]
+    return Project(tuple(offers), left_out)
 
 
 def of_config(config: Config, path: Path) -> list[Offer]:
-    """The deployments of one config; UsageError for a schedule that Prefect cannot read."""
-    schedule = config.schedule
-    trains_after = schedule is not None and schedule.then == "train"
-    parameters = {"config": from_here(path)}
-    built = Offer(
-        "build",
-        config.name,
-        f"Brings the dataset {config.dataset.output} up to date: only what changed is redone.\n\n"
-        f"Config: `{from_here(path)}`",
-        parameters,
-        cron=_cron(config, path),
-    )
+    """Return the deployments of one config; UsageError for a schedule that Prefect cannot read."""
+    schedule, output, given = config.schedule, config.dataset.output, from_here(path)
+    cron: CronSchedule | None = None
+    if schedule is not None:
+        try:
+            cron = CronSchedule(cron=schedule.cron, timezone=schedule.timezone)
+        except ValueError:
+            raise UsageError(
+                f"{path}: schedule.cron: {schedule.cron!r} ({schedule.timezone}) is no schedule;"
+                ' it takes five fields such as "0 2 * * *"'
+            ) from None
+    what = f"Brings the dataset {output} up to date: only what changed is redone."
+    built = Offer("build", config.name, f"{what}\n\nConfig: `{given}`", {"config": given}, cron=cron)
     if config.train is None:
         return [built]
+    what = "From raw data to a report of evaluated checkpoints. The same values again resume the same run."
     trained = Offer(
         "pipeline",
         config.name,
-        "From raw data to a report of evaluated checkpoints. The same values again resume the same run.\n\n"
-        f"Config: `{from_here(path)}`",
+        f"{what}\n\nConfig: `{given}`",
         # An empty form of overrides: with none, Prefect's page hides its fields behind a switch.
-        {**parameters, "overrides": {}},
-        trains_after=Path(os.path.abspath(config.dataset.output)) if trains_after else None,
+        {"config": given, "overrides": {}},
+        trains_after=Path(os.path.abspath(output)) if schedule and schedule.then == "train" else None,
     )
     return [built, trained]
 
 
-def _cron(config: Config, path: Path) -> CronSchedule | None:
-    if config.schedule is None:
-        return None
-    cron, timezone = config.schedule.cron, config.schedule.timezone
-    try:
-        return CronSchedule(cron=cron, timezone=timezone)
-    except ValueError:
-        raise UsageError(
-            f"{path}: schedule.cron: {cron!r} ({timezone}) is no schedule;"
-            ' it takes five fields such as "0 2 * * *"'
-        ) from None
-
-
 def from_here(path: Path) -> str:
-    """The path as the runs see it, whose working directory is this one: relative where it lies in it."""
+    """Return the path for the runs, whose working directory is this one: relative if it lies in it."""
     absolute = Path(os.path.abspath(path))
     return str(absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else absolute)
 
 
 def prefect_file(offers: Sequence[Offer]) -> str:
-    """The text of a prefect.yaml with these deployments, which is the same in every folder: what depends on
-    the folder comes from a build step."""
-    step = "folder"
-    queue = f"{{{{ {step}.queue }}}}"
-    pool = {
-        "name": POOL,
-        "work_queue_name": queue,
-        "job_variables": JOB_VARIABLES,
-    }  # one, which YAML refers to
+    """Return the text of a prefect.yaml with these deployments. It is the same in every folder: what depends
+    on the folder comes from a build step."""
+    # One dict, to which YAML refers from every deployment.
+    pool = {"name": POOL, "work_queue_name": "{{ folder.queue }}", "job_variables": JOB_VARIABLES}
     deployments = [
         {
-            "name": f"{{{{ {step}.project }}}}" if offer.is_of_project else offer.name,
+            "name": "{{ folder.project }}" if offer.is_of_project else offer.name,
             "entrypoint": offer.entrypoint,
             "description": offer.description,
             "tags": offer.tags,
@@ -203,8 +175,8 @@ def prefect_file(offers: Sequence[Offer]) -> str:
         for offer in offers
     ]
     steps = {
-        "build": [{folder.NAMES: {"id": step}}],
-        "pull": [{folder.ENTER: {"directory": f"{{{{ {step}.path }}}}"}}],
+        "build": [{folder.NAMES: {"id": "folder"}}],
+        "pull": [{folder.ENTER: {"directory": "{{ folder.path }}"}}],
     }
     whole = {"name": TAG, **steps, "deployments": deployments}
     return HEAD + yaml.dump(whole, Dumper=_Readable, sort_keys=False, width=110)

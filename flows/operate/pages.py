@@ -1,9 +1,9 @@
 """Serves the pages that Tarmac writes below a folder, for links from Prefect's pages to a run's report.
 
-Reading only, and only what Tarmac has made to be looked at: HTML files that name it as their generator, which
-hold their images in themselves. Raw data, shards, checkpoints, names that begin with a dot, and whatever a
-link or a path leads to outside of the folder do not exist here. A page is a file of its own, without scripts,
-so one that quotes hostile text can do nothing to the others.
+It serves read-only, and only pages of Tarmac: HTML files that name it as their generator, with their images
+inside. Raw data, shards, checkpoints, names that begin with a dot, and anything outside of the folder that a
+link or a path leads to are not found. A page is a single file without scripts, so one that quotes hostile
+text can do nothing to the others.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from pathlib import Path
 
 GENERATOR = b'<meta name="generator" content="Tarmac">'
 HEAD_BYTES = 4096
-"""How far into a page its generator stands."""
+"""The name of the generator stands within so many bytes of a page."""
 LISTED = ("*/*/report.html", "*/*/look*.html", "*/report.html", "*/look*.html")
-"""Where the reports of runs and the pages of datasets usually lie, below the project's folder."""
+"""The usual places of the reports of runs and the pages of datasets, below the project's folder."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -38,25 +38,22 @@ PATIENCE_S = 30
 
 
 def find(folder: Path, address: str) -> Path | None:
-    """The page at a URL's path, such as `/runs/digits-clip-42ca6d/report.html`; None where there is none to
-    be shown."""
+    """Return the page at a URL's path, such as `/runs/digits-clip-42ca6d/report.html`; None if there is none
+    that may be shown."""
     folder = folder.resolve()
     try:
         path = (folder / urllib.parse.unquote(address, errors="strict").lstrip("/")).resolve()
-        return path if _is_shown(path, path.relative_to(folder)) else None
+        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if path.suffix != ".html" or is_hidden or not path.is_file():
+            return None
+        with path.open("rb") as page:
+            return path if GENERATOR in page.read(HEAD_BYTES) else None
     except (OSError, ValueError, RuntimeError):  # outside, a loop of links, a name that no file can have
         return None
 
 
-def _is_shown(path: Path, place: Path) -> bool:
-    if path.suffix != ".html" or any(part.startswith(".") for part in place.parts) or not path.is_file():
-        return False
-    with path.open("rb") as page:
-        return GENERATOR in page.read(HEAD_BYTES)
-
-
 def listing(folder: Path) -> str:
-    """A page that links to the pages at the usual places, the newest first."""
+    """Return a page that links to the pages at the usual places, the newest first."""
     found = {path for pattern in LISTED for path in folder.glob(pattern)}
     places = [path.relative_to(folder).as_posix() for path in sorted(found, key=_written, reverse=True)]
     shown = [place for place in places if find(folder, urllib.parse.quote(place))]
@@ -83,7 +80,7 @@ def _written(path: Path) -> float:
 def serving(folder: Path, listener: socket.socket, secret: str | None = None) -> Iterator[None]:
     """Serve the pages below `folder` on a listening socket while the block runs.
 
-    With a `secret`, `USER:PASSWORD`, whoever has not got it is refused (HTTP basic authentication).
+    With a `secret`, `USER:PASSWORD`, requests without it are refused (HTTP basic authentication).
     """
     folder = folder.resolve()
     with _PageServer(folder, listener, secret) as server:
@@ -120,7 +117,7 @@ class _PageHandler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         address = urllib.parse.urlsplit(self.path).path
         if not self._is_let_in():
-            self._refuse(HTTPStatus.UNAUTHORIZED, "Ask for the user and the password of the server.")
+            self._refuse(HTTPStatus.UNAUTHORIZED, "Enter the user and the password of the server.")
         elif address == "/":
             self._send(listing(self.server.folder).encode("utf-8", "replace"))
         elif (page := find(self.server.folder, address)) is None:
@@ -166,4 +163,4 @@ class _PageHandler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Says nothing: the terminal is for who has started it."""
+        """Log nothing: the terminal belongs to the command that serves the pages."""

@@ -1,11 +1,11 @@
-"""Starts the flow runs again that this machine's worker has lost: when it is started itself, and once a
-server is back that was away.
+"""Starts the flow runs again that this machine's worker has lost: when the worker itself is started, and when
+a server is back that was away.
 
 After a restart of the machine nobody has reported the end of its flow runs, and the server has forgotten what
-happened shortly before: its automations would take a quarter of an hour. Who starts the worker knows better.
-The server says which runs belong to the worker of this name, and each that lives has a process here.
+happened shortly before: its automations would take a quarter of an hour. Whoever starts the worker knows
+better: the server lists the runs of the worker of this name, and each of them that lives has a process here.
 
-A worker is known by its name, which tells apart machines of one host name and folders of one name.
+A worker is known by its name, which distinguishes machines of one host name and folders of one name.
 """
 
 from __future__ import annotations
@@ -17,12 +17,7 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import psutil
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import (
-    FlowRunFilter,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-    FlowRunFilterTags,
-)
+from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.responses import SetStateStatus
 from prefect.client.schemas.sorting import FlowRunSort
@@ -40,13 +35,13 @@ from tasks.runs.folder import RunFolder
 from tasks.runs.jobs import agent_is_alive
 
 WORKER_LABEL = "prefect.worker.name"
-"""The flow run's label, by Prefect, with the name of the worker that has started it."""
+"""Prefect's label of a flow run with the name of the worker that has started it."""
 FORGOTTEN = timedelta(days=7)
-"""What crashed so long ago is left to a person."""
+"""A run that crashed so long ago is left to a person."""
 MISSED = timedelta(seconds=60)
-"""What crashed so long ago would have been started again, had the server's automation seen it."""
+"""A run that crashed so long ago would have been started again, had the server's automation noticed it."""
 PAGE = 200
-"""Flow runs that the server lists at once."""
+"""The server lists at most this many flow runs at once."""
 TIMEOUT_S = 10.0
 ENDED = "Its worker and its process ended; what was done is kept."
 AGAIN = "Its worker had ended, and starts it again; what was done is kept."
@@ -56,22 +51,22 @@ PASSED_OVER = "It crashed while the server was away; its worker starts it again,
 def mark_lost(worker: str) -> None:
     """Mark the flow runs of this worker that have no process any more as interrupted, once it has ended.
 
-    A server that does not answer then is told when the worker starts again.
+    If the server does not answer, `take_up_lost` reports them when the worker starts again.
     """
     try:
         with _asking() as client:
             _mark(client, worker, INTERRUPTED)
     except (httpx.HTTPError, PrefectException) as error:
         screen.warn(
-            f"the server does not answer ({type(error).__name__}); its pages call ended runs Running until "
-            "the worker starts again"
+            f"the server does not answer ({type(error).__name__}); it shows ended runs as Running until the "
+            "worker starts again"
         )
 
 
 def take_up_lost(worker: str) -> list[str]:
     """Start the flow runs of this worker again that have no process any more, before it is started itself.
 
-    Only while the automation that would do so is switched on. Returns the names of those that do.
+    It does so only while the automation that would do the same is switched on. Returns their names.
     """
     with _asking() as client:
         _mark(client, worker, "Crashed")
@@ -79,17 +74,17 @@ def take_up_lost(worker: str) -> list[str]:
             return []
         living = _living()
         lost = [run for run in _runs(client, {worker}, StateType.CRASHED) if _may_start_again(run)]
-        # The server does not count a start that came to nothing before the flow began.
+        # The server does not count a start that ended before the flow began.
         lost += [run for run in _runs(client, {worker}, StateType.PENDING) if str(run.id) not in living]
-        return [run.name for run in lost if _set(client, run, AwaitingRetry(message=AGAIN))]
+        return _start_again(client, lost, AGAIN)
 
 
 def take_up_missed(worker: str) -> list[str]:
-    """Start the crashed flow runs again that the server's automation has passed over, while the worker works.
+    """Start the crashed flow runs again that the server's automation has missed, while the worker works.
 
-    A server that has been started again takes note of a crash a quarter of an hour late, as it has forgotten
-    what came before it. A run that crashed before it knew its worker, whose server was away, is of every
-    worker. Returns the names of those that start; none where the server does not answer.
+    A server that has been started again notices a crash a quarter of an hour late, as it has forgotten what
+    came before it. A run that crashed before it knew its worker, because the server was away, belongs to
+    every worker. Returns the names of those that start; none if the server does not answer.
     """
     try:
         with _asking() as client:
@@ -97,32 +92,38 @@ def take_up_missed(worker: str) -> list[str]:
                 return []
             crashed = _runs(client, {worker, None}, StateType.CRASHED)
             missed = [run for run in crashed if _may_start_again(run, MISSED)]
-            return [run.name for run in missed if _set(client, run, AwaitingRetry(message=PASSED_OVER))]
+            return _start_again(client, missed, PASSED_OVER)
     except (httpx.HTTPError, PrefectException):
         return []
 
 
 @contextmanager
 def _asking() -> Iterator[SyncPrefectClient]:
-    """A client that does not wait long: where the server is away, others start the runs again later."""
-    settings = {"timeout": TIMEOUT_S}
+    """Yield a client that does not wait long: if the server is away, the runs start again later."""
     with (
         temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1}),
-        get_client(sync_client=True, httpx_settings=settings) as client,
+        get_client(sync_client=True, httpx_settings={"timeout": TIMEOUT_S}) as client,
     ):
         yield client
 
 
 def _mark(client: SyncPrefectClient, worker: str, name: str) -> None:
     running = _runs(client, {worker}, StateType.RUNNING)
-    living = _living()
+    living = _living()  # looked up after the server's answer, so that no run has started since
     for run in running:
         if str(run.id) not in living:
-            _set(client, run, Crashed(name=name, message=ENDED))
+            state: State = Crashed(name=name, message=ENDED)
+            client.set_flow_run_state(run.id, state)
 
 
-def _set(client: SyncPrefectClient, run: FlowRun, state: State) -> bool:
-    return client.set_flow_run_state(run.id, state).status is SetStateStatus.ACCEPT
+def _start_again(client: SyncPrefectClient, runs: list[FlowRun], message: str) -> list[str]:
+    """Schedule these flow runs; returns the names of those for which the server accepts it."""
+    started = []
+    for run in runs:
+        state: State = AwaitingRetry(message=message)
+        if client.set_flow_run_state(run.id, state).status is SetStateStatus.ACCEPT:
+            started.append(run.name)
+    return started
 
 
 def _is_switched_on(client: SyncPrefectClient) -> bool:
@@ -130,14 +131,14 @@ def _is_switched_on(client: SyncPrefectClient) -> bool:
 
 
 def _may_start_again(run: FlowRun, least: timedelta = timedelta()) -> bool:
-    """Whether it crashed at least so long ago, and not so long ago that nobody expects it."""
+    """Whether it crashed at least `least` ago, and not so long ago that nobody expects it to start again."""
     since = None if run.state is None else run.state.timestamp
     return since is not None and least <= datetime.now(UTC) - since < FORGOTTEN
 
 
 def unwatched(worker: str) -> dict[str, str]:
-    """The newest flow runs of this worker that have ended and do not start again by themselves, while their
-    training goes on and nobody watches it: a line for each, by id; none where the server does not answer."""
+    """Return a line for each of this worker's newest flow runs that has ended and does not start again by
+    itself, while its training goes on and nobody watches it, by id; none if the server does not answer."""
     lines = {}
     try:
         with _asking() as client:
@@ -162,35 +163,33 @@ def _trains(run: RunFolder) -> bool:
 
 
 def _is_watched(client: SyncPrefectClient, run: RunFolder) -> bool:
-    types = [StateType.RUNNING, StateType.PENDING, StateType.SCHEDULED]
-    chosen = FlowRunFilter(
-        tags=FlowRunFilterTags(all_=[TAG, run.id]),
-        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=types)),
-    )
+    types = (StateType.RUNNING, StateType.PENDING, StateType.SCHEDULED)
+    chosen = _chosen([TAG, run.id], *types)
     return any(run_of(one) == run for one in client.read_flow_runs(flow_run_filter=chosen))
+
+
+def _chosen(tags: list[str], *types: StateType) -> FlowRunFilter:
+    return FlowRunFilter.model_validate({"tags": {"all_": tags}, "state": {"type": {"any_": types}}})
 
 
 def _runs(
     client: SyncPrefectClient, workers: Set[str | None], type_: StateType, most: int | None = None
 ) -> list[FlowRun]:
-    """The flow runs of these workers, None where no worker is known, in this type of state that start again
-    by themselves; of `most` of all workers, those that ended last."""
-    chosen = FlowRunFilter(
-        tags=FlowRunFilterTags(all_=[TAG, TAKE_UP]),
-        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[type_])),
-    )
+    """Return the flow runs of these workers (None: of an unknown worker) in this type of state that start
+    again by themselves. With `most`, only that many are considered, those that ended last."""
+    chosen = _chosen([TAG, TAKE_UP], type_)
+    sort = FlowRunSort.END_TIME_DESC
     found: list[FlowRun] = []
-    while (most is None or len(found) < most) and (
-        page := client.read_flow_runs(
-            flow_run_filter=chosen, sort=FlowRunSort.END_TIME_DESC, limit=PAGE, offset=len(found)
-        )
-    ):
+    while most is None or len(found) < most:
+        page = client.read_flow_runs(flow_run_filter=chosen, sort=sort, limit=PAGE, offset=len(found))
+        if not page:
+            break
         found += page
     return [run for run in found if run.labels.get(WORKER_LABEL) in workers]
 
 
 def _living() -> set[str]:
-    """The ids of the flow runs that have a process on this machine."""
+    """Return the ids of the flow runs that have a process on this machine."""
     found = set[str]()
     for process in psutil.process_iter():
         try:

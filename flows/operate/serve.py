@@ -2,12 +2,12 @@
 
 Its starter knows the port before the server is up, and nobody else can take it in between.
 
-On SQLite, transactions that write queue up for it from their start. Prefect begins them as readers; one that
-wants to write after another has done so is told "database is locked" at once, and with it the news goes lost
-from which the automations would know that a run is dead.
+On SQLite, transactions that write wait for one another from their start. Prefect begins them as readers; one
+that wants to write after another has done so fails with "database is locked" at once, and so loses the events
+by which the automations would notice that a run is dead.
 
-Servers of one Prefect folder start one after another: each brings the database up to date, and two that do so
-at once break off over each other's tables.
+Servers of one Prefect folder start one after another: each migrates the database, and two that do so at once
+fail over each other's tables.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Queuing(uvicorn.Server):
 
 
 def _is_taken(lock: int) -> bool:
-    """Whether another process holds the lock; else this one does, until the file is closed. A file system
-    without locks holds up nobody."""
+    """Whether another process holds the lock; otherwise this one does, until the file is closed. On a file
+    system without locks nobody has to wait."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -71,15 +71,15 @@ class QueuingSqlite(AioSqliteConfiguration):
 def main(descriptor: int) -> None:
     """Serve until SIGTERM; exits with 3 where the server does not start."""
     server = get_current_settings().server
-    url = get_current_settings().server.database.connection_url
+    url = server.database.connection_url
     address = "" if url is None else url.get_secret_value()
-    os.umask(0o077)  # the database has logs, parameters and the secrets of blocks
+    os.umask(0o077)  # the database holds logs, parameters and the secrets of blocks
     if address.startswith("sqlite"):
         file = make_url(address).database
         if file and os.path.exists(file) and os.stat(file).st_uid == os.getuid():
             os.chmod(file, 0o600)
         MODELS_DEPENDENCIES["database_config"] = QueuingSqlite(connection_url=address)
-    if not server.ui.v2_enabled:  # Prefect offers them all the same, and they ask a host of another company
+    if not server.ui.v2_enabled:  # Prefect serves them nevertheless, and they ask a host of another company
         prefect.__ui_v2_static_path__ = Path(os.devnull) / "none"
     config = uvicorn.Config(
         "prefect.server.api.server:create_app",

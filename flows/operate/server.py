@@ -1,7 +1,7 @@
-"""The Prefect server of a command: the one that is named, asked before any work, or one that Tarmac starts.
+"""The Prefect server of a command: the one that is named, checked before any work, or one that Tarmac starts.
 
-There is one way to start one, for `tarmac up` and for a run that is told of none. What a server refuses, and
-why it does not come up, is one line.
+There is one way to start one, for `tarmac up` and for a run without a named server. A refusal of the server,
+or the reason why it does not come up, is reported in one line.
 """
 
 from __future__ import annotations
@@ -32,38 +32,38 @@ from tasks.core.errors import TarmacError, UsageError
 LOOPBACK = "127.0.0.1"
 POLL_S = 0.1
 EXCEPTION = re.compile(r"(\w+\.)*\w*(Error|Exception): ")
-"""The last line of a traceback."""
+"""Matches the last line of a traceback."""
 _lasting: list[ExitStack] = []
 """The temporary server of this process and the settings that name it, until the process ends."""
 
 
 def address() -> str | None:
-    """Where the server is, by the environment or a profile of Prefect's; None where none is named."""
+    """Return the server's address, by the environment or a profile of Prefect's; None if none is named."""
     return get_current_settings().api.url
 
 
 def how_to_forget() -> str:
-    """The command that takes the address away from where it is named."""
+    """Return the command that removes the address from where it is named."""
     named_here = "PREFECT_API_URL" in os.environ
     return "unset PREFECT_API_URL" if named_here else "prefect config unset PREFECT_API_URL"
 
 
 @contextmanager
 def asked(advice: str) -> Iterator[SyncPrefectClient]:
-    """A client of the server that is named, which answers and lets it in; UsageError where it does not, with
-    `advice` where there is none."""
-    with told_of_refusals(), get_client(sync_client=True) as client:
+    """Yield a client of the named server, which answers and admits it. UsageError if it does not, with
+    `advice` if there is no server."""
+    with server_errors_explained(), get_client(sync_client=True) as client:
         dead = client.api_healthcheck()
         if dead is not None:
             why = " ".join(str(dead).split())
             raise UsageError(f"{_named()}: no Prefect server answers there ({why}); {advice}")
-        client.read_flows(limit=1)  # anybody is told of its health
+        client.read_flows(limit=1)  # its health alone would need no password
         yield client
 
 
 @contextmanager
-def told_of_refusals() -> Iterator[None]:
-    """One line where the server refuses what the block asks of it, or answers no more."""
+def server_errors_explained() -> Iterator[None]:
+    """Raise an error of one line if the server refuses a request of the block, or no longer answers."""
     try:
         yield
     except PrefectHTTPStatusError as error:
@@ -73,8 +73,8 @@ def told_of_refusals() -> Iterator[None]:
     except httpx.TransportError as error:
         why = str(error) or type(error).__name__
         raise TarmacError(
-            f"{_named()}: the server answers no more ({why}); what is done stays, and the same command goes "
-            "on with it"
+            f"{_named()}: the server no longer answers ({why}); what is done stays, and the same command "
+            "goes on with it"
         ) from None
 
 
@@ -86,8 +86,8 @@ def _named() -> str:
 def started_temporarily() -> Iterator[None]:
     """Start a server for this process alone, which every client in it finds and which ends with the process.
 
-    It comes up while the block runs, and answers after it. UsageError where Prefect's folder cannot be
-    written, TarmacError where the server does not come up.
+    It comes up while the block runs, and answers after it. UsageError if Prefect's folder cannot be written,
+    TarmacError if the server does not come up.
     """
     with listening(LOOPBACK, 0) as listener, tempfile.TemporaryFile() as output:
         url = f"http://{LOOPBACK}:{listener.getsockname()[1]}/api"
@@ -100,7 +100,7 @@ def started_temporarily() -> Iterator[None]:
             wait_until_up(process, url)
         except TarmacError as error:
             output.seek(0)
-            why = last_words(output.read().decode(errors="replace").splitlines())
+            why = last_line(output.read().decode(errors="replace").splitlines())
             fix = "try again, or start one with `tarmac up` and name it in PREFECT_API_URL"
             raise TarmacError(f"Prefect's temporary server {error}{why}; {fix}") from None
     os.environ["PREFECT_API_URL"] = url  # for threads, which do not inherit the settings of their starter
@@ -109,44 +109,43 @@ def started_temporarily() -> Iterator[None]:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens on `port` of this machine's address `host`; any free port for 0.
+    """Return a socket that listens on `port` of this machine's address `host`; any free port for 0.
 
-    UsageError where the port is taken, or the address or the port cannot be used.
+    UsageError if the port is taken, or the address or the port cannot be used.
     """
     try:
         return listening_at(host, port)
     except OSError as error:
-        raise UsageError(_why_not_there(host, port, error)) from None
+        why = f"--host: {host} is no address of this machine ({error.strerror}); use 127.0.0.1 or 0.0.0.0"
+        if error.errno == errno.EADDRINUSE:
+            fix = "choose another port, or end that program"
+            why = f"--port: another program listens on {host}:{port}; {fix}"
+        elif error.errno == errno.EACCES:
+            why = f"--port: {port} is for root only; choose one between 1024 and 65535"
+        raise UsageError(why) from None
 
 
 def listening_at(host: str, port: int) -> socket.socket:
-    """The same; OSError where it cannot be."""
+    """Return the same socket; OSError if there is none."""
     family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     return socket.create_server((str(place[0]), port), family=family)
 
 
-def _why_not_there(host: str, port: int, error: OSError) -> str:
-    match error.errno:
-        case errno.EADDRINUSE:
-            return (
-                f"--port: another program listens on {host}:{port}; choose another port, or end that program"
-            )
-        case errno.EACCES:
-            return f"--port: {port} is for root only; choose one between 1024 and 65535"
-    return f"--host: {host} is no address of this machine ({error.strerror}); use 127.0.0.1 or 0.0.0.0"
-
-
 def start_server(
-    listener: socket.socket,
-    output: IO[bytes] | int,
-    is_temporary: bool = False,
+    listener: socket.socket, output: IO[bytes] | int, is_temporary: bool = False
 ) -> subprocess.Popen[bytes]:
     """Start a Prefect server on a listening socket, with Tarmac's settings where the user has none.
 
-    A temporary one has no pages and no schedules. What it says goes to `output`. It ends with this thread.
-    UsageError where Prefect's folder cannot be written.
+    A temporary one has no pages and no schedules. It writes to `output`, and ends with this thread.
+    UsageError if Prefect's folder cannot be written.
     """
-    _check_home()
+    home = get_current_settings().home
+    try:  # without a folder for its database the server would try for minutes
+        home.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=home).close()
+    except OSError as error:
+        why = f"{home} cannot be written ({error.strerror})"
+        raise UsageError(f"PREFECT_HOME: {why}; set it to a folder that can") from None
     host, port = listener.getsockname()[:2]
     settings = {
         **SERVER,
@@ -175,37 +174,22 @@ def wait_until_up(process: subprocess.Popen[bytes], url: str) -> None:
         time.sleep(POLL_S)
 
 
-def last_words(lines: Sequence[str]) -> str:
-    """`: ConnectionRefusedError: …`: the last that a failed process has said, or its last exception."""
-    said = [line.strip() for line in lines if line.strip()]
-    errors = [line for line in said if EXCEPTION.match(line)]
-    return f": {(errors or said)[-1]}" if said else ""
+def last_line(output: Sequence[str]) -> str:
+    """Return the last exception in a failed process's output, or else its last line, behind a colon, such as
+    `: ConnectionRefusedError: …`."""
+    lines = [line.strip() for line in output if line.strip()]
+    errors = [line for line in lines if EXCEPTION.match(line)]
+    return f": {(errors or lines)[-1]}" if lines else ""
 
 
 def is_up(url: str, timeout_s: float = 3.0) -> bool:
     """Whether a Prefect server answers at the API's address."""
+    api = get_current_settings().api
+    trusted: ssl.SSLContext | bool = False
+    if url.startswith("https:") and not api.tls_insecure_skip_verify:  # as Prefect's own clients trust
+        trusted = ssl.create_default_context(cafile=api.ssl_cert_file)
     try:
-        answer = httpx.get(f"{url}/health", timeout=timeout_s, verify=_trusted(url))
+        answer = httpx.get(f"{url}/health", timeout=timeout_s, verify=trusted)
     except httpx.TransportError:
         return False
     return answer.status_code == 200 and answer.text == "true"
-
-
-def _trusted(url: str) -> ssl.SSLContext | bool:
-    """The certificates that Prefect's own clients trust."""
-    api = get_current_settings().api
-    if not url.startswith("https:") or api.tls_insecure_skip_verify:
-        return False
-    return ssl.create_default_context(cafile=api.ssl_cert_file)
-
-
-def _check_home() -> None:
-    """Without a folder for its database the server would try for minutes."""
-    home = get_current_settings().home
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=home).close()
-    except OSError as error:
-        raise UsageError(
-            f"PREFECT_HOME: {home} cannot be written ({error.strerror}); set it to a folder that can"
-        ) from None

@@ -1,5 +1,5 @@
-"""Processes that live as long as this one: in a session of their own, which no Ctrl-C reaches before this
-one is done, ended with it, however it ends, and started again while somebody watches them.
+"""Processes that live as long as this one. They have a session of their own, so that Ctrl-C reaches this
+process first; they end with it, however it ends, and are started again while somebody watches them.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tasks.core import screen
 from tasks.core.process import child_environment, signal_at_starters_end
 
 END_S = 5.0
-"""How long a process may take to end before it is killed."""
+"""A process may take this long to end before it is killed."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 STEADY_S = 60.0
-"""A process that has lived so long begins again with the first pause."""
+"""After a process has lived so long, the pauses begin with the first one again."""
 LAST_LINES = 15
 
 
@@ -33,7 +33,7 @@ def start_service(
     output: IO[bytes] | int,
     descriptors: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a process with these environment variables, which gets SIGTERM when this thread ends."""
+    """Start a process with these environment variables; it gets SIGTERM when this thread ends."""
     return subprocess.Popen(
         command,
         env={**child_environment(), **settings},
@@ -47,7 +47,7 @@ def start_service(
 
 
 def end(process: subprocess.Popen[bytes], patience_s: float = END_S) -> None:
-    """End a process that was started, by SIGTERM, and by SIGKILL when that takes too long."""
+    """End a process by SIGTERM, and by SIGKILL if that takes too long."""
     process.terminate()
     try:
         process.wait(patience_s)
@@ -60,14 +60,14 @@ def end(process: subprocess.Popen[bytes], patience_s: float = END_S) -> None:
 class Service:
     """A process that is started again when it ends, after pauses that grow.
 
-    `start` gives it a pipe for its output, which goes to standard error while it `is_shown`; `said` holds the
-    last lines.
+    `start` gives it a pipe for its output, which goes to standard error while it `is_shown`; `last_lines`
+    holds the end of it.
     """
 
     name: str
     start: Callable[[], subprocess.Popen[bytes]]
     is_shown: bool = True
-    said: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
+    last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
 
     def __post_init__(self) -> None:
         self._pause_s = FIRST_PAUSE_S
@@ -84,9 +84,9 @@ class Service:
         for line in process.stdout:
             text = line.decode(errors="replace").rstrip()
             if text:
-                self.said.append(text)
+                self.last_lines.append(text)
             if self.is_shown:
-                with suppress(OSError):  # a terminal that is gone; the process must not wait for it
+                with suppress(OSError):  # if the terminal is gone, the process must not wait for it
                     sys.stderr.write(text + "\n")
 
     def look(self) -> None:

@@ -23,15 +23,15 @@ if TYPE_CHECKING:  # imports Prefect, whose environment must stand before
 
 
 def flow(path: str, runs: Path, **parameters: Any) -> Stages:
-    """Run the flow at `path`, such as `flows.build:build_flow`; returns its stages' results. Where Ctrl-C
-    ends it, the trainings in `runs` that go on are named."""
+    """Run the flow at `path`, such as `flows.build:build_flow`; returns its stages' results. If Ctrl-C ends
+    it, the trainings in `runs` that go on are named."""
     module, _, function = path.partition(":")
     call = getattr(_prepare(module), function)
     return _watched(lambda: call(**parameters), runs)
 
 
 def evaluation(run: RunFolder, again: Sequence[Key]) -> Stages:
-    """Run the evaluate flow on a run's folder, doing the evaluations `again` even if they have a result."""
+    """Run the evaluate flow on a run; it repeats the evaluations `again`, even those with a result."""
     from tasks.supervision.evaluation_jobs import request
 
     call = _prepare("flows.evaluate").evaluate_flow
@@ -43,7 +43,7 @@ def evaluation(run: RunFolder, again: Sequence[Key]) -> Stages:
 def _prepare(flow_module: str) -> ModuleType:
     """Set Prefect's environment, make sure that a server answers, and import the flow's module.
 
-    The server is the one that is named, or a temporary one, which comes up while the module is imported.
+    The server is the named one, or a temporary one, which comes up while the module is imported.
     """
     screen.passing("starting Prefect")
     environment.prepare(quiet=True)
@@ -58,12 +58,14 @@ def _prepare(flow_module: str) -> ModuleType:
 
 
 def _watched(call: Callable[[], Any], runs: Path) -> Stages:
-    told_of_refusals = importlib.import_module("flows.operate.server").told_of_refusals
-    ended = importlib.import_module("prefect.exceptions")
+    from prefect.exceptions import Abort, Pause
+
+    from flows.operate.server import server_errors_explained
+
     try:
-        with told_of_refusals():
+        with server_errors_explained():
             result: Stages = call()
-    except (ended.Abort, ended.Pause) as error:
+    except (Abort, Pause) as error:
         raise TarmacError(str(error)) from None
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -73,7 +75,7 @@ def _watched(call: Callable[[], Any], runs: Path) -> Stages:
 
 
 def _report_what_goes_on(runs: Path) -> None:
-    """Ctrl-C ends the watching only: name each training that goes on without it."""
+    """Name each training that goes on, because Ctrl-C has ended only the watching."""
     from tasks.runs import record
     from tasks.runs.jobs import agent_is_alive
 

@@ -1,8 +1,8 @@
-"""What `tarmac up` keeps running: a Prefect server, the pages of this folder, its deployments, and a worker.
+"""`tarmac up` keeps a Prefect server running, the pages of this folder, its deployments, and a worker.
 
 Server and worker are processes of their own; one that ends is started again, after pauses that grow. They end
-with this process, in whatever way it ends, and so do the flow runs that the worker has started. A training is
-none of their children: it goes on, and the next run of the same values adopts it.
+with this process, however it ends, and so do the flow runs that the worker has started. A training is not
+among their children: it goes on, and the next run of the same values adopts it.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ Part = Literal["server", "worker"]
 PORT = 4200
 LAST_PORT = 65535
 PAGE_PORTS = 10
-"""The pages of so many folders fit behind one server's port."""
+"""The number of ports behind the server's that are tried for the pages of folders."""
 EVERYWHERE = ("0.0.0.0", "::")
 LOOPBACKS = ("127.0.0.1", "::1")
 WORKER_END_S = 30.0
-"""How long a worker may take to end its flow runs and to tell the server."""
+"""A worker may take this long to end its flow runs and to report that to the server."""
 POLL_S = 0.5
 MISSED_S = 60.0
-"""How often the worker's crashed flow runs are looked for."""
+"""The interval in which crashed flow runs of the worker are looked for."""
 ANSWER_S = 10.0
-"""How long a server that is there already may take to answer: it may just be starting again."""
+"""A server may take this long to answer: it may just be starting again."""
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MARK = "TARMAC_UP"
-"""In the environment of all that a worker starts: whose flow runs they are."""
+"""A variable in the environment of all processes of a worker, by which its flow runs are recognised."""
 
 
 @dataclass
 class Running:
-    """What `running` has started. `pages` is where the pages of this folder are, None where only a server
+    """What `running` has started. `pages` is the address of this folder's pages; None if only a server
     runs."""
 
     server: str
@@ -62,13 +62,13 @@ class Running:
     pages: str | None = None
     deployments: list[str] = field(default_factory=list)
     services: list[Service] = field(default_factory=list)
-    _told: set[str] = field(default_factory=set)
+    _warned: set[str] = field(default_factory=set)
 
     def warn_of_unwatched(self) -> None:
-        """Say once of each flow run that it has ended while its training goes on."""
+        """Warn once of each flow run that has ended while its training goes on."""
         for flow_run, line in recovery.unwatched(folder.worker_name()).items():
-            if flow_run not in self._told:
-                self._told.add(flow_run)
+            if flow_run not in self._warned:
+                self._warned.add(flow_run)
                 screen.warn(line)
 
     def watch(self) -> None:
@@ -91,16 +91,20 @@ class Running:
 
 @contextmanager
 def running(host: str | None, port: int | None, only: Part | None) -> Iterator[Running]:
-    """Start what this folder needs, or only a part, on the server that answers already or on a new one.
+    """Start what this folder needs, or only a part, on a server that answers already or on a new one.
 
-    All that was started ends with the block. UsageError names the option or the setting that is wrong,
-    TarmacError says why something does not come up.
+    All that was started ends with the block. UsageError names a wrong option or setting, TarmacError the
+    reason why something does not come up.
     """
     place = _ServerLocation.of(host, port, only)
-    if only != "server":
-        _require_configs()
+    if only != "server" and not any(Path("configs").glob("*.yaml")):
+        raise UsageError(
+            f"configs: {Path.cwd()} has no configs/*.yaml that could be deployed; call this in a project's "
+            "folder, or begin one: tarmac init PATH"
+        )
     with ExitStack() as stack:
-        _end_on_signals(stack)
+        for sign in ENDING:  # SIGTERM and a closed terminal end this as Ctrl-C does
+            stack.callback(signal.signal, sign, signal.signal(sign, _interrupt))
         answers = server.is_up(place.api, ANSWER_S) or (only == "worker" and _waited_for(place))
         if answers and only == "server":
             raise UsageError(f"{place.shown}: a Prefect server answers there already")
@@ -111,7 +115,9 @@ def running(host: str | None, port: int | None, only: Part | None) -> Iterator[R
             os.environ["PREFECT_API_URL"] = place.api  # for all that is started from here on
             state.pages = _serve_pages(place, stack)
             state.deployments = _deploy()
-            _take_up_lost()
+            with server.server_errors_explained():
+                for name in recovery.take_up_lost(folder.worker_name()):
+                    screen.warn(f"{name} was lost when its worker ended; it starts again")
             state.warn_of_unwatched()
             state.services.append(_start_worker(place, state.pages, stack))
         yield state
@@ -119,8 +125,8 @@ def running(host: str | None, port: int | None, only: Part | None) -> Iterator[R
 
 @dataclass(frozen=True)
 class _ServerLocation:
-    """Where the server is, or will be; `is_setting` where PREFECT_API_URL says so and no option. The pages
-    take the first free port of `pages_host` from `pages_port` on."""
+    """The address of the server, present or future; `is_setting` if PREFECT_API_URL gives it, not an option.
+    The pages take the first free port of `pages_host` from `pages_port` on."""
 
     host: str
     port: int
@@ -131,8 +137,8 @@ class _ServerLocation:
 
     @classmethod
     def of(cls, host: str | None, port: int | None, only: Part | None) -> _ServerLocation:
-        """By the options, else by PREFECT_API_URL, else the usual port of this machine. With a server that is
-        named and not to be started, `host` is that of the pages."""
+        """Return it by the options, else by PREFECT_API_URL, else with the usual port of this machine. With a
+        named server that is not to be started, `host` is that of the pages."""
         url = server.address()
         if url is not None and port is None and (host is None or only == "worker"):
             parts = urlsplit(url)
@@ -151,7 +157,7 @@ class _ServerLocation:
 
     @property
     def named(self) -> str:
-        """How the user has said so."""
+        """The address in the words of the user's setting or options."""
         return f"PREFECT_API_URL={self.api}" if self.is_setting else f"{self.host}:{self.port}"
 
     @property
@@ -166,26 +172,12 @@ def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _require_configs() -> None:
-    if not any(Path("configs").glob("*.yaml")):
-        raise UsageError(
-            f"configs: {Path.cwd()} has no configs/*.yaml that could be deployed; call this in a project's "
-            "folder, or begin one: tarmac init PATH"
-        )
-
-
-def _end_on_signals(stack: ExitStack) -> None:
-    """SIGTERM and a closed terminal end this as Ctrl-C does."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    for sign in ENDING:
-        stack.callback(signal.signal, sign, signal.signal(sign, interrupt))
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _waited_for(place: _ServerLocation) -> bool:
-    """Wait until a server of another service or machine answers; UsageError where none does."""
+    """Wait until a server of another service or machine answers; UsageError if none does."""
     patience_s = get_current_settings().server.ephemeral.startup_timeout_seconds
     screen.warn(f"{place.named}: no Prefect server answers there yet; waiting for it, {patience_s} s at most")
     deadline = time.monotonic() + patience_s
@@ -213,7 +205,7 @@ def _start_server(place: _ServerLocation, stack: ExitStack) -> Service:
     try:
         server.wait_until_up(service.process, place.api)
     except TarmacError as error:
-        raise TarmacError(f"the Prefect server {error}{server.last_words(service.said)}") from None
+        raise TarmacError(f"the Prefect server {error}{server.last_line(service.last_lines)}") from None
     service.is_shown = True
     return service
 
@@ -234,8 +226,8 @@ def _warn_if_open(listener: socket.socket, can: str, setting: str) -> None:
 
 
 def _serve_pages(place: _ServerLocation, stack: ExitStack) -> str:
-    """Serve this folder's pages; returns their address for a browser, or that of TARMAC_PAGES_URL, such as a
-    proxy's."""
+    """Serve this folder's pages; returns their address for a browser, or the value of TARMAC_PAGES_URL, such
+    as a proxy's address."""
     listener = stack.enter_context(_next_free(place.pages_host, place.pages_port))
     secret = get_current_settings().api.auth_string
     if secret is None:
@@ -251,24 +243,17 @@ def _next_free(host: str, first: int) -> socket.socket:
     for port in range(first, last):
         with suppress(OSError):
             return server.listening_at(host, port)
-    return server.listening(host, last)  # which says what is wrong
+    return server.listening(host, last)  # which explains what is wrong
 
 
 def _deploy() -> list[str]:
     """Register this folder's deployments and automations; returns the deployments' names.
 
-    In a process of its own: what the flows import is not needed afterwards."""
+    It runs in a process of its own, because what the flows import is not needed afterwards."""
     done = child.call("flows.operate.deployments:deploy", {})
     for name, why in done["left_out"].items():
         screen.warn(why if name in why else f"{name} {why}")
     return [one["name"] for one in done["deployments"] if one["state"] != "removed"]
-
-
-def _take_up_lost() -> None:
-    """Start what this folder's worker has left behind when it ended, or its machine."""
-    with server.told_of_refusals():
-        for name in recovery.take_up_lost(folder.worker_name()):
-            screen.warn(f"{name} was lost when its worker ended; it starts again")
 
 
 def _start_worker(place: _ServerLocation, pages_at: str, stack: ExitStack) -> Service:
@@ -290,8 +275,8 @@ def _start_worker(place: _ServerLocation, pages_at: str, stack: ExitStack) -> Se
 
 
 def _end_flow_runs(mark: str) -> None:
-    """End the flow runs that a killed worker has left, and their guards; not trainings, which bear its mark
-    too."""
+    """End the flow runs that a killed worker has left, and their guards, but not trainings, which have its
+    mark, too."""
     left = [process for process in psutil.process_iter() if _is_flow_run(process, mark)]
     for stop in (psutil.Process.terminate, psutil.Process.kill):
         for process in left:

@@ -70,7 +70,7 @@ def test_a_server_that_goes_away_is_one_line(tmp_path: Path) -> None:
     def work() -> None:
         raise httpx.ConnectError("All connection attempts failed")
 
-    said = r"9/api: the server answers no more \(All.*same command"
+    said = r"9/api: the server no longer answers \(All.*same command"
     with (
         temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}),
         pytest.raises(TarmacError, match=said) as caught,

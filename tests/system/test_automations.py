@@ -111,7 +111,7 @@ def test_a_run_that_dies_unnoticed_is_marked(terminal: Any, api: Api) -> None:
     until("its pulse", lambda: api.ask("POST", "/events/filter", {"filter": heard}).json()["events"], 120)
     process.kill()
     until("Crashed", lambda: api.get(f"/flow_runs/{run['id']}")["state_type"] == "CRASHED", 360)
-    assert "Nothing was heard" in api.get(f"/flow_runs/{run['id']}")["state"]["message"]
+    assert "It sent no sign of life" in api.get(f"/flow_runs/{run['id']}")["state"]["message"]
 
 
 @pytest.mark.proof
