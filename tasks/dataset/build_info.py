@@ -1,4 +1,5 @@
-"""`build.json`: what of a version depends on time and place, and the seal of its files beside the tars.
+"""`build.json`: the facts about a version that depend on time and place, and the seals of the files beside
+its tars.
 
 `shards.parquet` seals the tars, the version's name seals the manifest, and this file seals every other file
 and itself, so that a file whose digest is right is what was built and needs no other check.
@@ -19,12 +20,12 @@ from tasks.dataset.manifest import first_problem
 
 _PART = r"[A-Za-z0-9_-][A-Za-z0-9_.-]*"
 FileName = Annotated[str, StringConstraints(pattern=rf"^{_PART}(/{_PART})?$")]
-"""A file of the version or of a folder in it: no name leads out of it."""
+"""A file of the version or of a folder in it: no such name leads out of the version."""
 Blake3 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
 class FileSeal(BaseModel):
-    """What a file was when it was built."""
+    """The size and BLAKE3 that a file had when it was built."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
@@ -33,7 +34,7 @@ class FileSeal(BaseModel):
 
 
 class VersionChanges(BaseModel):
-    """How many samples came, went and were replaced since the version `since`."""
+    """How many samples were gained, lost and replaced since the version `since`."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -45,11 +46,11 @@ class VersionChanges(BaseModel):
 
 
 class BuildInfo(BaseModel):
-    """The whole file.
+    """The content of the file.
 
-    `inputs_digest` says whether there is anything to do, `unread` how many samples are to be tried again at
-    the next build. `name`, `dataset` (the config block), `cut` (keys of addresses that are kept only in
-    part), `filtered`, `passed_over` and `converter` are what a repair needs.
+    `inputs_digest` shows the next build whether there is anything to do, `unread` is how many samples it
+    tries again. A repair needs `name`, `dataset` (the config block), `cut` (the keys of addresses that are
+    kept only in part), `filtered`, `passed_over` and `converter`.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -70,14 +71,14 @@ class BuildInfo(BaseModel):
     converter: int
     output: str
     changes: VersionChanges | None = None
-    """None of a first version, and of one that an earlier Tarmac built."""
+    """None for a first version, and for one that an earlier Tarmac built."""
     files: dict[FileName, FileSeal]
     digest: str
-    """BLAKE3 of all the rest: nothing else seals this file."""
+    """The BLAKE3 of all other fields, because nothing else seals this file."""
 
 
 def read_build_info(version: Path) -> BuildInfo:
-    """The version's build.json; DataError when it is missing, torn, or not what was written."""
+    """Read the version's build.json; DataError when it is missing, torn, or not what was written."""
     path = version / BUILD
     try:
         return parse_build_info(path.read_bytes())
@@ -90,8 +91,8 @@ def read_build_info(version: Path) -> BuildInfo:
 
 
 def parse_build_info(content: bytes) -> BuildInfo:
-    """The file from its bytes; ValueError, worded as what the file `is`, when it is torn or its own seal is
-    wrong."""
+    """Parse the bytes of the file; ValueError when it is torn or its own seal is wrong, with a text that goes
+    on from the file's name: `is torn …`."""
     try:
         info = BuildInfo.model_validate_json(content)
     except ValidationError as error:
@@ -102,8 +103,8 @@ def parse_build_info(content: bytes) -> BuildInfo:
 
 
 def write_build_info(version: Path, facts: Mapping[str, Any]) -> BuildInfo:
-    """Seal every file of a version's folder and write build.json of `facts`, which are BuildInfo's fields but
-    `files` and `digest`. Everything else of the version is there by now."""
+    """Seal every file of a version's folder and write build.json with `facts`, which are the fields of
+    BuildInfo but `files` and `digest`. Call this when all other files of the version are written."""
     content = {**facts, "files": seal_files(version), "digest": ""}
     block = BuildInfo.model_validate(content).model_dump(mode="json")
     info = BuildInfo.model_validate({**block, "digest": _seal(block)})
@@ -120,7 +121,7 @@ def seal_files(version: Path) -> dict[str, FileSeal]:
 
 
 def names_beside_tars(version: Path) -> list[str]:
-    """The version's files but its tars and build.json, relative to its folder, in order."""
+    """The sorted names of the version's files, without its tars and build.json, relative to its folder."""
     found = (path.relative_to(version).as_posix() for path in version.rglob("*") if path.is_file())
     return sorted(name for name in found if not name.endswith(".tar") and name != BUILD)
 

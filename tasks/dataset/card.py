@@ -1,9 +1,10 @@
-"""`README.md` of a version: what it holds, for people, the Hub and `datasets.load_dataset` on its folder.
+"""`README.md` of a version: its content, for people, the Hub and `datasets.load_dataset` on its folder.
 
-Without its first block, `load_dataset` takes `sizes.json` for data. That block also names the members: from
-the first five samples alone, `datasets` would conclude that every conversation has as many images as those,
-and that every `json` has the same fields. The card holds counts and no sample, so that of a private version
-may be shown, and it says nothing that depends on time, host or path.
+Without the first block, `load_dataset` would take `sizes.json` for data. That block also names the members:
+from the first five samples alone, `datasets` would conclude that every conversation has as many images as
+those five, and that every `json` has the same fields. The card holds counts and no sample, so the card of a
+private version may be shown, and it holds nothing that depends on time, host or path. Its words are sealed in
+every version: where they change, a repair can no longer make the card of an older version again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tasks.core.units import count, counted, size
 from tasks.dataset.manifest import Manifest
 
 NEEDS = "4.7"
-"""The first release of `datasets` that knows the type json."""
+"""The first release of `datasets` that has the type json."""
 _IMAGE = r"(?:jpg|png|webp)"
 _EMBEDDINGS = "struct: [{name: image_emb, list: {list: float32}}, {name: text_emb, list: {list: float32}}]"
 _MEMBERS = {
@@ -34,28 +35,28 @@ _MEMBERS = {
     r"volume\.b2nd": ("dtype: binary", "the volume as int16 Hounsfield units (D, H, W), a Blosc2 array"),
     r"volume\.npy": ("list: {list: {list: int16}}", "the volume as int16 Hounsfield units (D, H, W)"),
 }
-"""Of each member, by a pattern of its name: its type for `datasets`, and what it is."""
+"""For each member, by a pattern of its name: its type in `datasets`, and what it is."""
 _JSON = {
     "chat": "the turns, as `messages: [{user, assistant}]`, their `ratings` and further facts",
     "volume_report": "name, patient, spacing, window, orientation, labels and what was done to the volume",
 }
-"""What `json` is, where a modality gives it a meaning."""
+"""What `json` holds, for the modalities that define it."""
 
 
 def card(manifest: Manifest, members: Collection[str], license_id: str | None) -> str:
-    """The card of a version whose samples have these members, some or all of them."""
+    """The card of a version whose samples have some or all of these members."""
     names = sorted(members)
     return "\n".join([*_front_matter(manifest, names, license_id), *_body(manifest, names)])
 
 
 def _front_matter(manifest: Manifest, names: list[str], license_id: str | None) -> Iterator[str]:
-    """YAML as the Hub and `datasets` read it; JSON's texts are YAML's."""
+    """The YAML block that the Hub and `datasets` read; a JSON string is a YAML string too."""
     yield "---"
     if license_id is not None:
         yield f"license: {json.dumps(license_id)}"
     yield from ("configs:", "- config_name: default", "  data_files:")
     for split in manifest.splits:
-        # A name there has no dash.
+        # `datasets` takes no dash in the name of a split.
         yield from (f"  - split: {json.dumps(split.replace('-', '_'))}", f'    path: "{split}/*.tar"')
     yield from ("dataset_info:", "  features:")
     for name in names:

@@ -1,4 +1,5 @@
-"""The user's own rules on a sample's fields: a number is a minimum, a text equal, a list one of its values.
+"""The user's own rules on the fields of a sample: a number is a minimum, a text must be equal, and of a list
+one value must be equal.
 
 A table's cell may be a text that holds a number; it is compared as the type of the rule. A value that cannot
 be compared does not meet the rule.

@@ -1,7 +1,7 @@
 """`manifest.json`: what a version of a dataset holds.
 
-Nothing in it depends on time, host, workers or path, so the same input gives the same file, and the version
-is named by its digest.
+Nothing in it depends on time, host, workers or path, so the same input gives the same file. The version is
+named by the digest of this file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tasks.core.units import counted
 from tasks.dataset.layout import MANIFEST, NAME_DIGITS
 
 MOST_KINDS = 6
-"""Kinds of files that are named in a line."""
+"""How many kinds of files a line names."""
 Count = Annotated[int, Field(ge=0)]
 
 
@@ -43,7 +43,7 @@ class SourceSummary(BaseModel):
 
 
 class Manifest(BaseModel):
-    """The whole file. read = accepted + filtered + rejected."""
+    """The content of the file; read = accepted + filtered + rejected."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -60,7 +60,8 @@ class Manifest(BaseModel):
     source: SourceSummary
     config_digest: str
     passed_over: dict[str, Count] = {}
-    """Files in a source's folder that are read as nothing, by kind; left out where there are none."""
+    """The number of files in the source's folders that no reader takes, by kind; left out where there are
+    none."""
 
     @property
     def rejected(self) -> int:
@@ -76,15 +77,15 @@ class Manifest(BaseModel):
 
 
 def passed_over_lines(kinds: Mapping[str, int], is_private: bool) -> list[str]:
-    """`2 files passed over: 1 .pdf, 1 without suffix`, of private data only the first half."""
+    """`2 files passed over: 1 .pdf, 1 without suffix`; of private data without the kinds."""
     if not kinds:
         return []
     line = f"{counted(sum(kinds.values()), 'file')} passed over"
+    if is_private:
+        return [line]
     ordered = sorted(kinds.items(), key=lambda kind: (-kind[1], kind[0]))
     named = [f"{number:,} {kind}" for kind, number in ordered[:MOST_KINDS]]
     rest = sum(number for _, number in ordered[MOST_KINDS:])
-    if is_private:
-        return [line]
     return [f"{line}: {', '.join(named)}{f' and {rest:,} of other kinds' if rest else ''}"]
 
 
@@ -113,7 +114,7 @@ def read_manifest(version: Path) -> Manifest:
 
 
 def first_problem(error: ValidationError) -> str:
-    """The first problem that pydantic found, with the field it is about."""
+    """The first problem that pydantic found, with the name of the field."""
     first = error.errors()[0]
     where = ".".join(map(str, first["loc"]))
     return f"{where}: {first['msg']}" if where else first["msg"]

@@ -1,12 +1,12 @@
-"""A published version's copy in a bucket, for readers elsewhere.
+"""Copy a published version to a bucket, for readers elsewhere.
 
-    s3://bucket/digits/ current    versions/9c41…/ manifest.json …  train/000000.tar …
+s3://bucket/digits/ current    versions/9c41…/ manifest.json …  train/000000.tar …
 
 A version is named by what its tars hold, so a tar that is there with the right size is right, and an upload
-that was interrupted goes on where it ended. All else is small and is sent each time, because a version that
-is published again may have other tables of the same size. Shards that the mirror's current version holds too
-are copied within the bucket. A version's `manifest.json` comes after all else of it, and `current` (a text,
-the version's name) after that: a reader finds a whole version or none.
+that was interrupted goes on where it ended. All other files are small and are sent each time, because a
+version that is published again may have other tables of the same size. Shards that the mirror's current
+version holds too are copied within the bucket. A version's `manifest.json` is sent after its other files, and
+`current` (a text, the version's name) after that: a reader finds a whole version or none.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ from tasks.dataset.layout import CURRENT, MANIFEST, MIRRORED, SHARDS, VERSION_NA
 from tasks.dataset.tables import read_shards
 
 TOGETHER = 4
-"""Transfers at the same time."""
+"""Transfers that run at the same time."""
 SLOWEST = 100_000
-"""Bytes a second; a slower transfer is given up and tried again."""
+"""Bytes per second; a slower transfer is cancelled and tried again."""
 PART = 16 << 20
-"""Bytes of an upload's part, of which two are in memory."""
+"""Bytes of one part of an upload; two parts are in memory at a time."""
 NOTE = "bytes mirrored"
 
 
 @dataclass(frozen=True)
 class Mirrored:
-    """What publishing took: objects that were uploaded, copied within the bucket, and there already."""
+    """How many objects were uploaded, copied within the bucket, and there already; and the versions that were
+    pruned."""
 
     uploaded: int
     copied: int
@@ -50,7 +51,7 @@ class Mirrored:
 
 @dataclass(frozen=True)
 class Transfer:
-    """One object of the version, and the object of the same content that the bucket has (else "")."""
+    """One object of the version, and the object with the same content in the bucket, or ""."""
 
     name: str
     size: int
@@ -58,21 +59,22 @@ class Transfer:
 
 
 def check_mirror(mirror: str) -> None:
-    """UsageError for a mirror that cannot be written, or whose package is not installed."""
+    """UsageError for an address that cannot be a mirror, or whose package is not installed."""
     if mirror.partition("://")[0] not in ("s3", "gs"):
         raise UsageError(f"dataset.mirror: {mirror} cannot be written; give an address in s3:// or gs://")
     remote_stores.filesystem(mirror, "dataset.mirror")
 
 
 def require_reachable(mirror: str) -> None:
-    """DataError when the store refuses or does not answer: better before the work than after it."""
-    with _store_errors(mirror):
+    """DataError when the store refuses or does not answer, which is better known before the work than
+    after."""
+    with _store_errors(mirror), contextlib.suppress(FileNotFoundError):
         _Mirror(mirror.rstrip("/")).current()
 
 
 @contextlib.contextmanager
 def _store_errors(mirror: str) -> Iterator[None]:
-    """DataError that names the key for what goes wrong between here and the store."""
+    """Turn an error of the store or the connection into a DataError that names the config key."""
     try:
         yield
     except StoreUnreachable:
@@ -82,10 +84,10 @@ def _store_errors(mirror: str) -> Iterator[None]:
 
 
 def publish(version: Path, mirror: str, keep: int, progress: Progress = no_progress) -> Mirrored:
-    """Bring the version to the mirror, make it current there, and prune all but the newest `keep`.
+    """Copy the version to the mirror, make it current there, and prune all but the newest `keep` versions.
 
-    UsageError for a mirror that cannot be written, DataError when the store refuses or does not answer; what
-    is there by then stays, and the next call goes on from it.
+    UsageError for an address that cannot be a mirror, DataError when the store refuses or does not answer;
+    what was sent by then stays, and the next call goes on from there.
     """
     check_mirror(mirror)
     with _store_errors(mirror):
@@ -95,10 +97,10 @@ def publish(version: Path, mirror: str, keep: int, progress: Progress = no_progr
 def plan_transfers(
     sizes: Mapping[str, int], seals: Mapping[str, str], there: Mapping[str, int], copies: Mapping[str, str]
 ) -> list[Transfer]:
-    """What the mirror lacks or may lack of a version, by the objects' names within it.
+    """The objects of a version that the mirror lacks or may lack, by their names in the version.
 
-    `sizes` and `there` are those of the version and of the mirror's copy of it, `seals` the known BLAKE3 of
-    its objects, `copies` objects elsewhere in the bucket by their BLAKE3.
+    `sizes` and `there` are the sizes in the version and in the mirror's copy, `seals` the BLAKE3 of objects
+    by name, `copies` the addresses of objects elsewhere in the bucket by their BLAKE3.
     """
     return [
         Transfer(name, size, copies.get(seals.get(name, ""), ""))
@@ -112,32 +114,26 @@ class _Mirror:
         self.address = address
         self._fs = remote_stores.filesystem(address, "dataset.mirror")
 
-    def current(self) -> str | None:
-        """The name of the mirror's current version."""
-        try:
-            content: bytes = self._call("_cat_file", CURRENT)
-        except FileNotFoundError:
-            return None
+    def current(self) -> str:
+        """The name of the mirror's current version; FileNotFoundError where there is none."""
+        content: bytes = self._call("_cat_file", CURRENT)
         return content.decode(errors="replace").strip()
 
     def publish(self, version: Path, keep: int, progress: Progress) -> Mirrored:
-        sizes = {path.relative_to(version).as_posix(): path.stat().st_size for path in _files(version)}
-        there = self._sizes(version.name)
-        plan = plan_transfers(
-            sizes,
-            {shard.name: shard.blake3 for shard in read_shards(version)},
-            there,
-            self._copies(version.name),
-        )
+        files = (path for path in sorted(version.rglob("*")) if path.is_file())
+        sizes = {path.relative_to(version).as_posix(): path.stat().st_size for path in files}
+        seals = {shard.name: shard.blake3 for shard in read_shards(version)}
+        plan = plan_transfers(sizes, seals, self._sizes(version.name), self._copies(version.name))
         whole, done = sum(one.size for one in plan), 0
-        for group in (
-            [one for one in plan if one.name != MANIFEST],
-            [one for one in plan if one.name == MANIFEST],
-        ):
-            for size in self._transfer(version, group):
+        for is_last in (False, True):
+            for size in self._transfer(version, [one for one in plan if (one.name == MANIFEST) is is_last]):
                 done += size
                 progress(done, whole, NOTE)
-        self._require(version.name, sizes)
+        there = self._sizes(version.name)
+        wrong = next((name for name, size in sizes.items() if there.get(name) != size), None)
+        if wrong is not None:
+            where = f"{self.address}/versions/{version.name}/{wrong}"
+            raise DataError(f"dataset.mirror: {where} is not as it was sent; publish again")
         self._call("_pipe_file", CURRENT, version.name.encode())
         copied = sum(bool(one.copied_from) for one in plan)
         write_json(version.parents[1] / MIRRORED, {"address": self.address, "version": version.name})
@@ -145,7 +141,8 @@ class _Mirror:
         return Mirrored(len(plan) - copied, copied, len(sizes) - len(plan), pruned)
 
     def _transfer(self, version: Path, plan: Sequence[Transfer]) -> Iterator[int]:
-        """Do it, a few at a time; the size of each when it is done. The first failure ends it."""
+        """Transfer these objects, a few at a time, and yield the size of each as it is done; the first
+        failure ends the transfers."""
 
         def one(transfer: Transfer) -> int:
             target, limit_s = f"versions/{version.name}/{transfer.name}", transfer.size / SLOWEST
@@ -173,38 +170,29 @@ class _Mirror:
         except FileNotFoundError:
             return {}
 
-    def _require(self, version: str, sizes: Mapping[str, int]) -> None:
-        """DataError unless all that was sent is there."""
-        there = self._sizes(version)
-        for name, size in sizes.items():
-            if there.get(name) != size:
-                raise DataError(
-                    f"dataset.mirror: {self.address}/versions/{version}/{name} is not as it was sent; "
-                    "publish again"
-                )
-
     def _copies(self, version: str) -> dict[str, str]:
-        """Addresses of the current version's shards by BLAKE3; none when they are this version's own."""
+        """The addresses of the current version's shards by BLAKE3; none when this version is the current
+        one."""
         try:
-            other = self._call("_cat_file", CURRENT).decode().strip()
+            other = self.current()
             if other == version:
                 return {}
             base = f"{self.address}/versions/{other}"
             content = pa.BufferReader(self._call("_cat_file", f"versions/{other}/{SHARDS}"))
-            # Arrow's threads may let go of what Python lent them when the interpreter is ending.
+            # Without threads: Arrow's may release memory that Python has lent them while it exits.
             table = pq.ParquetFile(content).read(["name", "blake3"], use_threads=False)
-        except (FileNotFoundError, UnicodeDecodeError, pa.ArrowException):
-            return {}  # nothing was mirrored, or what was is damaged: all is uploaded
+        except (FileNotFoundError, pa.ArrowException):
+            return {}  # nothing was mirrored, or it is damaged: all is uploaded
         names, seals = (table.column(name).to_pylist() for name in ("name", "blake3"))
         there = self._sizes(other)
         return {sha: f"{base}/{name}" for name, sha in zip(names, seals, strict=True) if name in there}
 
     def _prune(self, current: str, keep: int) -> list[str]:
-        """Remove the oldest versions, their manifests first, so that none is there by half."""
+        """Remove the oldest versions and return their names. The manifests go first, so that no reader takes
+        a partial version for a whole one."""
         store = remote_stores.RemoteStore(f"{self.address}/versions", "dataset.mirror")
         versions = [name for name in store.entries()[0] if VERSION_NAME.fullmatch(name) and name != current]
-        by_age = sorted(versions, key=lambda name: self._published(name), reverse=True)
-        doomed = by_age[max(keep - 1, 0) :]
+        doomed = sorted(versions, key=self._published, reverse=True)[max(keep - 1, 0) :]
         for name in doomed:
             for file in (MANIFEST, ""):
                 with contextlib.suppress(FileNotFoundError):
@@ -212,7 +200,8 @@ class _Mirror:
         return doomed
 
     def _published(self, version: str) -> str:
-        """When, as a text that sorts; "" for a version that is there by half, so that it goes first."""
+        """The time of publication as a text that sorts; "" for a partial version, so that it is removed
+        first."""
         try:
             info = self._call("_info", f"versions/{version}/{MANIFEST}")
         except FileNotFoundError:
@@ -220,7 +209,8 @@ class _Mirror:
         return str(info.get("LastModified") or info.get("updated") or info.get("mtime"))
 
     def _call(self, function: str, path: str, *arguments: Any, limit_s: float = 0, **named: Any) -> Any:
-        """fsspec's coroutine on an object of the mirror; copies and uploads name theirs as the target."""
+        """Run a coroutine of fsspec on an object of the mirror; for copies and uploads, that is the
+        target."""
         is_transfer = function in ("_cp_file", "_put_file")
         first = path if is_transfer else f"{self.address}/{path}"
         where = str(arguments[0]) if is_transfer else first
@@ -228,7 +218,3 @@ class _Mirror:
         return remote_stores.call(
             self._fs, getattr(self._fs, function), first, *arguments, where=where, limit_s=limit_s, **named
         )
-
-
-def _files(version: Path) -> Iterator[Path]:
-    return (path for path in sorted(version.rglob("*")) if path.is_file())
