@@ -128,7 +128,7 @@ class RejectCause:
 
     count: int
     detail: str
-    examples: Sequence[RejectRow] = ()
+    examples: Sequence[RejectRow]
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class RejectGroup:
         notes = [f"{trait}: one cause?" for trait in self.traits[:1]]
         if self.causes:
             first = self.causes[0]
-            place = first.examples[0].source or first.examples[0].original_key if first.examples else ""
+            place = first.examples[0].source or first.examples[0].original_key
             line += f" {place}: {first.detail}" if place else f" {first.detail}"
             if first.count < self.compared:
                 notes.insert(0, f"{first.count:,} of {self.compared:,} alike")

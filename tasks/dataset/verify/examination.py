@@ -16,6 +16,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -25,9 +26,9 @@ from tasks.core.engines.local import map_here, map_in_threads
 from tasks.core.files import disk_full_as_error
 from tasks.core.process import available_cores
 from tasks.core.screen import Progress
-from tasks.core.stores import StoreUnreachable, is_remote
+from tasks.core.stores import is_remote
 from tasks.dataset.verify.findings import Fault, Level, fault, shard_place, shortened
-from tasks.dataset.verify.tars import blake3_of
+from tasks.dataset.verify.tars import attempt, blake3_of
 
 if TYPE_CHECKING:
     from tasks.dataset.verify.scan import ShardTask
@@ -41,7 +42,7 @@ SHARE = 0.9
 """A member that this share of the samples has is required where no modality names the required ones."""
 IMAGE = frozenset({"jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "jp2", "avif", "heic", "ppm"})
 MOST_SETS = 10_000
-"""Sets of members that are told apart; of any further set, only members that a tenth of the samples have
+"""Sets of members that are distinguished; of any further set, only members that a tenth of the samples have
 count."""
 MOST_MEMBERS = 100_000
 
@@ -82,19 +83,12 @@ class ShardExamination:
     def hash_all(self, folder: str, names: Iterable[str]) -> None:
         """Take the BLAKE3 of each file that can be read; StoreUnreachable."""
 
-        def one(name: str) -> str | None:
-            try:
-                return blake3_of(folder, name)
-            except StoreUnreachable:
-                raise
-            except OSError:
-                return None
-
         names = list(names)
+        digest_of = partial(attempt, blake3_of, folder)
         threads = max(available_cores(), REQUESTS) if is_remote(folder) else available_cores()
-        found = map_in_threads(one, names, threads) if threads > 1 else map(one, names)
+        found = map_in_threads(digest_of, names, threads) if threads > 1 else map(digest_of, names)
         for done, (name, digest) in enumerate(zip(names, found, strict=True), 1):
-            if digest is not None:
+            if isinstance(digest, str):
                 self.blake3[name] = digest
             self._progress(done, len(names), "shards")
 

@@ -14,10 +14,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tasks.core.findings import Finding
+from tasks.core.stores import is_remote
 from tasks.core.units import counted, shorten
+
+if TYPE_CHECKING:
+    from tasks.dataset.verify.place import ShardLocation
 
 Level = Literal["quick", "default", "full"]
 LISTED = 1000
@@ -121,52 +125,41 @@ def plain(text: str) -> str:
     return shorten(text, LONGEST)
 
 
-@dataclass(frozen=True)
-class Advice:
-    """What a person can do about what was judged: `repairable` is the path to give to `tarmac repair`."""
-
-    is_version: bool
-    is_remote: bool
-    repairable: str | None
-    is_indexed: bool = False
-    """Whether the version is an index of tars that others wrote."""
-
-
-def findings(faults: Iterable[Fault], advice: Advice) -> list[Finding]:
+def findings(faults: Iterable[Fault], place: ShardLocation) -> list[Finding]:
     """One finding for each code and place, with all evidence: size and content may show the same damage.
 
     Files beside the tars come first, then the shards one after the other.
     """
     by_place: dict[tuple[str, ...], Fault] = {}
     for one in faults:
-        place = (one.code, *map(str, one.where.values()))
-        known = by_place.get(place)
+        where = (one.code, *map(str, one.where.values()))
+        known = by_place.get(where)
         if known is not None:
             evidence = {**known.evidence, **one.evidence}
             if LEFT in evidence:
                 evidence[LEFT] = known.left + one.left
             one = replace(known, evidence=evidence)
-        by_place[place] = one
+        by_place[where] = one
     ordered = sorted(by_place.values(), key=lambda one: str(one.where.get("shard", "")))
     options = " --config CONFIG" if any(one.fix is Fix.SEAL for one in ordered) else ""
-    return [_worded(one, advice, options) for one in ordered]
+    return [_worded(one, place, options) for one in ordered]
 
 
-def _worded(one: Fault, advice: Advice, options: str) -> Finding:
+def _worded(one: Fault, place: ShardLocation, options: str) -> Finding:
     remedy, command = one.fix, one.command
     if remedy is Fix.RIGHTS:
         remedy = RIGHTS
     elif isinstance(remedy, Fix):
-        if not advice.is_version:
+        if not place.is_version:
             remedy = FOREIGN.get(one.code, AGAIN)
-        elif advice.is_remote:
+        elif is_remote(place.folder):
             remedy = RESEND
-        elif advice.is_indexed:
+        elif place.is_indexed:
             remedy = REINDEX
         else:
             remedy = REPAIR[remedy]
-            if advice.repairable is not None:
-                command = f"tarmac repair {shlex.quote(advice.repairable)}{options}"
+            if place.repairable is not None:
+                command = f"tarmac repair {shlex.quote(place.repairable)}{options}"
     return Finding(one.code, "error", str(remedy), one.where, one.evidence, command=command)
 
 

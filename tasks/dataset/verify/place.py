@@ -31,7 +31,17 @@ from tasks.core.units import counted
 from tasks.dataset import layout
 from tasks.dataset.layout import CURRENT, MANIFEST, STAGING, VERSION_NAME, VERSIONS
 from tasks.dataset.verify.findings import RESEND, Fault, file_fault
-from tasks.dataset.verify.tars import KEY, TARS, UNREAD, list_folder, sizes_of, split_query, store_at, tars_in
+from tasks.dataset.verify.tars import (
+    KEY,
+    TARS,
+    UNREAD,
+    is_indexed,
+    list_folder,
+    sizes_of,
+    split_query,
+    store_at,
+    tars_in,
+)
 
 SIGNS = (*layout.MARKS, layout.BUILD)
 TABLES = {"samples": ".parquet", "index": ".npy"}
@@ -49,7 +59,7 @@ class ShardLocation:
     """Where the tars are: all lie in `folder`, a path or an address, to which their names are relative.
 
     For a version, `repairable` is the path to give to `tarmac repair`, None where a repair cannot help, and
-    `fault` says why there is no version although one should be. For other tars, `tars` holds their sizes by
+    `fault` is why there is no version although one should be. For other tars, `tars` holds their sizes by
     name, `absent` the names that a pattern promised and that are not there; `is_folder` means that the whole
     folder was given.
     """
@@ -61,6 +71,11 @@ class ShardLocation:
     tars: Mapping[str, int] = field(default_factory=dict)
     absent: Sequence[str] = ()
     is_folder: bool = False
+
+    @property
+    def is_indexed(self) -> bool:
+        """Whether it is a version of tars that others wrote."""
+        return self.is_version and is_indexed(self.folder)
 
 
 def locate(path: str | os.PathLike[str]) -> ShardLocation:

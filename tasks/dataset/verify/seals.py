@@ -12,6 +12,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,7 +22,7 @@ from tasks.core.stores import NotRegular, StoreUnreachable, is_remote
 from tasks.dataset.build_info import FileSeal, parse_build_info
 from tasks.dataset.layout import BUILD
 from tasks.dataset.verify.findings import DIGITS, Fault, Fix, file_fault
-from tasks.dataset.verify.tars import open_file
+from tasks.dataset.verify.tars import attempt, open_file
 
 MOST_JSON = 64_000_000
 """The most bytes of a JSON file that are read: sizes.json takes 25 bytes per shard."""
@@ -52,10 +53,10 @@ class VersionFiles:
         self.faults: dict[str, Fault] = {}
         seals = self.use(BUILD, self._read_seals) or {}
         with ThreadPoolExecutor(available_cores()) as pool:
-            problems = dict(zip(seals, pool.map(self._difference, seals, seals.values()), strict=True))
-        for name, problem in problems.items():
-            if problem is not None:
-                self.blame(name, problem)
+            problems = pool.map(partial(attempt, self._difference), seals, seals.values())
+            for name, problem in zip(seals, problems, strict=True):
+                if problem is not None:
+                    self.blame(name, problem)
         self.sealed = frozenset(name for name in seals if name not in self.faults)
 
     def close(self) -> None:
@@ -91,17 +92,13 @@ class VersionFiles:
             self.blame(BUILD, f"it {str(error)[:100]}", fix)
             return {}
 
-    def _difference(self, name: str, seal: FileSeal) -> str | OSError | None:
-        try:
-            path = self._require(name)
-            size = path.stat().st_size
-            if size != seal.bytes:
-                return f"{size:,} bytes, {seal.bytes:,} when it was built"
-            found = blake3_file(path)
-        except StoreUnreachable:
-            raise
-        except OSError as error:
-            return error
+    def _difference(self, name: str, seal: FileSeal) -> str | None:
+        """How a file differs from its seal; OSError where it cannot be read."""
+        path = self._require(name)
+        size = path.stat().st_size
+        if size != seal.bytes:
+            return f"{size:,} bytes, {seal.bytes:,} when it was built"
+        found = blake3_file(path)
         if found == seal.blake3:
             return None
         return f"its bytes are not those that were built: BLAKE3 {found[:DIGITS]}, not {seal.blake3[:DIGITS]}"
@@ -130,10 +127,8 @@ class VersionFiles:
             return read(self._require(name))
         except StoreUnreachable:
             raise
-        except OSError as error:
-            self.blame(name, error)
-        except Misfit as error:
-            self.blame(name, str(error))
+        except (OSError, Misfit) as error:
+            self.blame(name, error if isinstance(error, OSError) else str(error))
         except Exception as error:  # noqa: BLE001 - libraries raise whatever torn files lead them to
             self.blame(name, f"torn: it cannot be read ({type(error).__name__})")
         return None

@@ -11,10 +11,10 @@ import errno
 import os
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from blake3 import blake3
 
@@ -92,6 +92,20 @@ def blake3_of(folder: str, name: str) -> str:
     return digest.hexdigest()
 
 
+Result = TypeVar("Result")
+
+
+def attempt(read: Callable[..., Result], *arguments: Any) -> Result | OSError:
+    """Return what `read` returns, or its OSError; StoreUnreachable is raised, because it is no fault of a
+    file."""
+    try:
+        return read(*arguments)
+    except StoreUnreachable:
+        raise
+    except OSError as error:
+        return error
+
+
 def ends(folder: str, names: Iterable[str], count: int) -> Iterator[tuple[str, bytes | OSError]]:
     """The last bytes of each tar; the first bytes of a gzip file, which show as much without unpacking.
 
@@ -100,13 +114,8 @@ def ends(folder: str, names: Iterable[str], count: int) -> Iterator[tuple[str, b
     store, query = kept_store(folder), split_query(folder)[1]
 
     def one(name: str) -> tuple[str, bytes | OSError]:
-        try:
-            read = store.read if name.endswith(ZIPPED) else store.read_end
-            return name, read(name + query, count)
-        except StoreUnreachable:
-            raise
-        except OSError as error:
-            return name, error
+        read = store.read if name.endswith(ZIPPED) else store.read_end
+        return name, attempt(read, name + query, count)
 
     if isinstance(store, LocalStore):
         yield from map(one, names)
@@ -151,8 +160,7 @@ def list_folder(store: Store, folder: str = "") -> tuple[list[str], list[str]]:
 
 
 def _sizes(store: Store, names: list[str], hidden: bool) -> dict[str, int]:
-    """The sizes of the tars among these names, asked right after a listing, when a remote store knows
-    them."""
+    """The sizes of the tars among these names; right after a listing, a remote store knows them already."""
     found = [one for one in names if one.endswith((*TARS, *UNREAD)) and (hidden or not is_hidden(one))]
     if is_indexed(store.location):
         store.look_ahead(found)

@@ -15,12 +15,10 @@ from pathlib import Path
 
 from tasks.core.findings import Report
 from tasks.core.screen import Progress, no_progress
-from tasks.core.stores import is_remote
 from tasks.dataset.verify import foreign, version
 from tasks.dataset.verify.examination import BadSample, ShardExamination
-from tasks.dataset.verify.findings import Advice, Coverage, Level, findings, not_seen, ruled_out
+from tasks.dataset.verify.findings import Coverage, Level, findings, not_seen, ruled_out
 from tasks.dataset.verify.place import locate
-from tasks.dataset.verify.tars import is_indexed
 
 __all__ = ["BadSample", "Level", "verify", "verify_version"]
 
@@ -46,10 +44,7 @@ def verify(
             coverage = version.examine_version(place.folder, outcome)
         else:
             coverage = foreign.examine_foreign_tars(place, outcome)
-    indexed = place.is_version and is_indexed(place.folder)
-    advice = Advice(place.is_version, is_remote(place.folder), place.repairable, indexed)
-    found = findings(outcome.faults, advice)
-    return Report(found, ruled_out(coverage, outcome.faults), not_seen(coverage))
+    return Report(findings(outcome.faults, place), ruled_out(coverage, outcome.faults), not_seen(coverage))
 
 
 def verify_version(version: Path, progress: Progress = no_progress) -> Report:
