@@ -212,21 +212,13 @@ class _Build:
         before: Path | None,
         changed: changes.Changes,
     ) -> BuildResult:
+        numbers = ("digest", "read", "accepted", "filtered", "rejected", "rejects", "shards")
         return BuildResult(
             version=version,
-            digest=manifest.digest,
-            read=manifest.read,
-            accepted=manifest.accepted,
-            filtered=manifest.filtered,
-            rejected=manifest.rejected,
-            rejects=manifest.rejects,
-            shards=manifest.shards,
+            **{name: getattr(manifest, name) for name in numbers},
+            **changed.counts,
             shards_rewritten=len(written),
             previous=None if before is None else before.name,
-            gained=changed.gained,
-            lost=changed.lost,
-            replaced=changed.replaced,
-            rekeyed=changed.rekeyed,
             released=_release(version, written),
             up_to_date=version == before and not written,
             seconds=round(time.monotonic() - self.started, 3),
@@ -312,8 +304,7 @@ def _recorded_changes(
         with suppress(DataError):
             return read_build_info(before).model_dump()["changes"]  # type: ignore[no-any-return]
         return None
-    counts = {name: getattr(changed, name) for name in ("gained", "lost", "replaced", "rekeyed")}
-    return {"since": before.name, **counts}
+    return {"since": before.name, **changed.counts}
 
 
 def _release(version: Path, written: Collection[str]) -> int:

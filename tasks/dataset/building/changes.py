@@ -93,6 +93,11 @@ class Changes:
     gone: Affected = field(default_factory=Affected)
     is_read_alike: bool = True
 
+    @property
+    def counts(self) -> dict[str, Any]:
+        """The counts that build.json and the result of a build show."""
+        return {name: getattr(self, name) for name in ("gained", "lost", "replaced", "rekeyed")}
+
     def check(self, before: Path | None, is_private: bool) -> None:
         """NeedsApproval if more than ALLOWED of the samples are gone or overwritten, or if that is
         unknown."""

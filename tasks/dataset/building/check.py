@@ -104,15 +104,11 @@ def _paths(source: SourceConfig) -> list[str]:
 def _require_known_sizes(dataset: Dataset) -> None:
     """UsageError for a maximum shard size in bytes where samples are re-encoded, because shards are planned
     before any sample is converted."""
-    if dataset.shard.bytes is None:
+    if dataset.shard.bytes is None or dataset.modality == "volume_report":
         return
-    re_encodes = {
-        "image.encode": dataset.image.encode != "keep",
-        "image.max_side": dataset.image.max_side is not None,
-    }
-    for key, is_set in re_encodes.items():
-        if is_set and dataset.modality != "volume_report":
+    for key, stored_as_is in (("encode", "keep"), ("max_side", None)):
+        if getattr(dataset.image, key) != stored_as_is:
             raise UsageError(
-                f"dataset.shard.bytes: a maximum cannot be kept with dataset.{key}, because the size of "
-                "re-encoded images is not known in advance; use dataset.shard.samples instead"
+                f"dataset.shard.bytes: a maximum cannot be kept with dataset.image.{key}, because the size "
+                "of re-encoded images is not known in advance; use dataset.shard.samples instead"
             )

@@ -25,8 +25,6 @@ from tasks.dataset.tar.format import Members
 NOT_SHAPING = {"output", "mirror", "keep", "private", "license", "reject_budget", "source", "sources"}
 """Keys of the dataset block that shape no byte of a shard: places, permissions, the reject budget. (Sources
 count without their paths.)"""
-AT_ONCE = 1000
-"""Samples per update of a digest."""
 CONVERTER = 8
 """Increase it whenever the same raw sample would become other bytes, statistics or reject reasons."""
 
@@ -124,7 +122,6 @@ class Fingerprint:
 
     def __init__(self, config: Config) -> None:
         self._digest = blake3()
-        self._waiting: list[str] = []
         splits = config.dataset.splits
         self._used = sorted({*config.dataset.filter, *filter(None, (splits.group_by, splits.column))})
         self._add(config.name, rules_digest(config.dataset), config_digest(config.dataset))
@@ -143,23 +140,11 @@ class Fingerprint:
         """Add a sample that has files of its own, with those of its fields that filters and splits use."""
         place, original_key, file, fields, content, (size, stamp), _, fault, *_ = item
         used = [fields.get(name) for name in self._used] if self._used else ""
-        self._add_line(
-            f"{source.location}\0{place}\0{original_key}\0{file}\0{size}\0{stamp}\0"
-            f"{content}\0{fault}\0{used}\n"
-        )
+        self._add(source.location, place, original_key, file, size, stamp, content, fault, used)
 
     def _add(self, *facts: object) -> None:
-        self._add_line("\0".join(map(str, facts)) + "\n")
-
-    def _add_line(self, line: str) -> None:
-        self._waiting.append(line)
-        if len(self._waiting) == AT_ONCE:
-            self._flush()
-
-    def _flush(self) -> None:
-        self._digest.update("".join(self._waiting).encode("utf-8", "surrogatepass"))
-        self._waiting.clear()
+        line = "\0".join(map(str, facts)) + "\n"
+        self._digest.update(line.encode("utf-8", "surrogatepass"))
 
     def hexdigest(self) -> str:
-        self._flush()
         return str(self._digest.hexdigest())

@@ -16,7 +16,7 @@ import contextlib
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from math import floor
 from pathlib import Path
 
@@ -121,8 +121,9 @@ def unchanged(version: Path, inputs: str, dataset: Dataset) -> bool:
         manifest = versions.read_manifest(version)
         is_itself = version_name((version / MANIFEST).read_bytes()) == version.name
         is_of_these = build.inputs_digest == inputs and is_for_the_same(build, dataset)
+        are_sound = all(_is_sound(version / name, seal) for name, seal in build.files.items())
         is_within = manifest.rejected <= rejects_allowed(dataset.reject_budget, manifest.read)
-        if build.unread or not (is_itself and is_of_these and is_within and _are_sound(version, build.files)):
+        if build.unread or not (is_itself and is_of_these and is_within and are_sound):
             return False
     except (OSError, DataError):
         return False
@@ -139,11 +140,7 @@ def rejects_allowed(budget: float, read: int) -> int:
     return floor(budget * read + 1e-9)
 
 
-def _are_sound(version: Path, files: Mapping[str, FileSeal]) -> bool:
-    for name, seal in files.items():
-        size = (version / name).stat().st_size
-        if size != seal.bytes:
-            return False
-        if size <= HASHED_BYTES and blake3_file(version / name) != seal.blake3:
-            return False
-    return True
+def _is_sound(file: Path, seal: FileSeal) -> bool:
+    if file.stat().st_size != seal.bytes:
+        return False
+    return seal.bytes > HASHED_BYTES or blake3_file(file) == seal.blake3

@@ -21,7 +21,6 @@ from tasks.core.errors import DataError
 from tasks.core.files import digest
 from tasks.core.schema import Config
 from tasks.core.screen import Progress, no_progress
-from tasks.core.stores import ObjectStat
 from tasks.dataset import filters, splits
 from tasks.dataset.building.catalogue import (
     NAME,
@@ -38,7 +37,7 @@ from tasks.dataset.building.spill import FOLDER, Spill, is_whole
 from tasks.dataset.keys import key_of, shard_hash
 from tasks.dataset.manifest import passed_over_lines
 from tasks.dataset.rejects import Reject, printable
-from tasks.dataset.sources import Container, RawSample, Source, of_files
+from tasks.dataset.sources import Container, RawSample, of_files
 from tasks.dataset.sources.shards import Shards
 from tasks.dataset.tar.format import span_bytes
 
@@ -90,7 +89,7 @@ class SourceListing:
         """The wanted keys that no sample has; filled by `read`."""
 
     def close(self) -> None:
-        if hasattr(self, "catalogue"):
+        if hasattr(self, "catalogue"):  # the survey may have failed before there is one
             self.catalogue.close()
 
     @property
@@ -124,7 +123,11 @@ class SourceListing:
         containers: dict[int, list[Container]] = {}
         for index, source in enumerate(self._sources):
             if source.is_sequential:
-                containers[index] = [one for one in source.containers() if self._is_wanted(one)]
+                containers[index] = [
+                    one
+                    for one in source.containers()
+                    if self._containers is None or printable(one.name) in self._containers
+                ]
                 self._require_some(index, bool(containers[index]))
         self.catalogue = self._opened(containers, anew)
         running = Fingerprint(self._config)
@@ -132,8 +135,12 @@ class SourceListing:
             for index, source in enumerate(self._sources):
                 if source.is_sequential:
                     running.add_containers(index, containers[index])
-                else:
-                    self._survey_files(index, source, running)
+                    continue
+                holds_some = False
+                for container in source.containers():
+                    self.catalogue.add_containers(index, [container])
+                    holds_some |= self._list(index, container, running, None)
+                self._require_some(index, holds_some)
             passed_over = sum((Counter(source.passed_over) for source in self._sources), Counter[str]())
             running.add_passed_over(passed_over)
             self.catalogue.note("passed_over", passed_over)
@@ -212,13 +219,6 @@ class SourceListing:
                 catalogue.add_containers(index, [container])
         return True
 
-    def _survey_files(self, index: int, source: Source, running: Fingerprint) -> None:
-        holds_some = False
-        for container in source.containers():
-            self.catalogue.add_containers(index, [container])
-            holds_some |= self._list(index, container, running, None)
-        self._require_some(index, holds_some)
-
     def _read_containers(self) -> None:
         """Read the containers, and commit often enough (COMMIT_S, COMMIT_BYTES) that a kill costs little."""
         holding = {index for index, _ in self.catalogue.containers(are_read=True)}
@@ -236,9 +236,6 @@ class SourceListing:
         for index, source in enumerate(self._sources):
             if source.is_sequential:
                 self._require_some(index, index in holding)
-
-    def _is_wanted(self, container: Container) -> bool:
-        return self._containers is None or printable(container.name) in self._containers
 
     def _require_some(self, index: int, holds_some: bool) -> None:
         if not holds_some and self._keys is None:
@@ -272,9 +269,8 @@ class SourceListing:
                     filtered += 1
             except Reject as reject:
                 key, name = key_of(item.original_key), item.original_key
-                rejected.append(
-                    RejectedSample(number, key, name, reject.reason, reject.detail, item.place, item.file)
-                )
+                why = reject.reason, reject.detail
+                rejected.append(RejectedSample(number, key, name, *why, item.place, item.file))
             if (number - first) % AT_ONCE == 0:
                 self._write(listed, rejected)
                 self._progress(self._seen + number - first, 0, NOTE)
@@ -298,37 +294,28 @@ class SourceListing:
 
     def _entries(self, index: int, number: int, item: RawSample, spill: Spill | None) -> Sequence[Listed]:
         """Return the sample, or nothing if it is not wanted."""
-        key = key_of(item.original_key)
+        name = item.original_key
+        key = key_of(name)
         if self._keys is not None and key not in self._keys:
             return ()
         rules = self._dataset
         group = splits.group_of(rules.splits, item.fields)
         split = splits.split_of(rules.splits, key, group, item.fields)
         place = shard_hash(key)
-        stat = item.stat
+        size, stamp = item.stat
         spilled: tuple[int | None, int | None, int | None] = (None, None, None)
         weight = 1
         if item.members is not None:
             assert spill is not None
             sizes = [len(content) for content in item.members.values()]
-            stat = ObjectStat(sum(sizes), members_digest(item.members).hexdigest())
+            size, stamp = sum(sizes), members_digest(item.members).hexdigest()
             spilled = spill.write(place, item.members)
             if rules.shard.bytes is not None:
                 weight = span_bytes(sizes)
         elif rules.shard.bytes is not None:
-            weight = of_files(self._sources[index]).stored_bytes(item.file, stat.size, item.content)
+            weight = of_files(self._sources[index]).stored_bytes(item.file, size, item.content)
         entry = ListedSample(
-            number,
-            key,
-            item.original_key,
-            item.place,
-            index,
-            item.file,
-            stat.size,
-            stat.stamp,
-            item.content,
-            group,
-            *spilled,
+            number, key, name, item.place, index, item.file, size, stamp, item.content, group, *spilled
         )
         return (Listed(entry, split, place, weight),)
 

@@ -72,33 +72,20 @@ def sidecar(
 ) -> Any:
     """Return the table of one shard. `seal` is the tar's BLAKE3, None if all samples were rejected and there
     is no tar."""
-    nothing = (None, None, None)
-    entries = [outcome.entry for outcome in outcomes]
-    spans = [nothing if outcome.span is None else outcome.span for outcome in outcomes]
-    rejects = [outcome.reject for outcome in outcomes]
-    count = len(outcomes)
-    columns: dict[str, list[Any]] = {
-        "planned": [planned] * count,
-        "tar": [None] * count,
-        "blake3": [seal] * count,
-        "bytes": [size_bytes] * count,
-        "key": [entry.key for entry in entries],
-        "original_key": [printable(entry.original_key) for entry in entries],
-        "group": [None if entry.group is None else printable(entry.group) for entry in entries],
-        "file": [printable(entry.file) for entry in entries],
-        "size": [entry.size for entry in entries],
-        "stamp": [entry.stamp for entry in entries],
-        "reason": [None if reject is None else reject.reason for reject in rejects],
-        "detail": [None if reject is None else printable(reject.detail) for reject in rejects],
-        "content": [outcome.content for outcome in outcomes],
-        "offset": [span[0] for span in spans],
-        "length": [span[1] for span in spans],
-        "crc32c": [span[2] for span in spans],
-        "members": [outcome.members for outcome in outcomes],
-    }
-    for name in MODALITIES[modality].statistics:
-        columns[name] = [outcome.statistics.get(name) for outcome in outcomes]
-    return pa.table(columns, schema(modality))
+    names = MODALITIES[modality].statistics
+    rows = (
+        (
+            *(planned, None, seal, size_bytes),
+            *(entry.key, printable(entry.original_key), entry.group and printable(entry.group)),
+            *(printable(entry.file), entry.size, entry.stamp),
+            *((reject.reason, printable(reject.detail)) if reject else (None, None)),
+            *(content, *(span or (None, None, None)), members),
+            *(statistics.get(name) for name in names),
+        )
+        for entry, span, content, statistics, reject, members in outcomes
+    )
+    columns = schema(modality)
+    return pa.table(dict(zip(columns.names, zip(*rows, strict=True), strict=True)), columns)
 
 
 def first(table: Any, column: str) -> Any:

@@ -94,12 +94,9 @@ def read_spilled(folder: Path, entry: ListedSample) -> dict[str, bytes]:
         for suffix, size in json.loads(record[LENGTH:start]).items():
             members[suffix] = record[start : start + size]
             start += size
+        if start != entry.length or len(record) != entry.length:
+            raise ValueError(f"{path.name} ends too early")
     except (OSError, ValueError, AttributeError) as error:
-        raise _damaged(folder, str(error)) from None
-    if start != entry.length or len(record) != entry.length:
-        raise _damaged(folder, f"{path.name} ends too early")
+        text = f"{folder} is damaged ({error}); remove {folder.parent} and build again"
+        raise DataError(text) from None
     return members
-
-
-def _damaged(folder: Path, why: str) -> DataError:
-    return DataError(f"{folder} is damaged ({why}); remove {folder.parent} and build again")

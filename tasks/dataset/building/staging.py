@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,10 +127,16 @@ def staged(staging: Path, shard: str) -> Any | None:
         table = ArrowBatches(sidecar_path(staging, shard))[0]
     except (OSError, pa.ArrowException, ValueError):
         return None
-    if first(table, "blake3") is None:
-        return table
-    tar = tar_path(staging, shard)
-    return table if tar.exists() and tar.stat().st_size == first(table, "bytes") else None
+    is_whole = first(table, "blake3") is None or _file_size(tar_path(staging, shard)) == first(table, "bytes")
+    return table if is_whole else None
+
+
+def _file_size(path: Path) -> int | None:
+    """Return the size of a file in bytes, or None if there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
 
 
 def converted_shards(
@@ -208,36 +215,20 @@ def known_shards(dataset: Path, catalogue: Catalogue) -> dict[int, KnownShard]:
     linked = layout.linked(dataset)
     now = None if linked is None else linked.resolve()
     for version in sorted(versions.list_versions(dataset), key=lambda version: version.resolve() != now):
-        for number, table in _sidecars(version):
-            ordinal = catalogue.ordinal(first(table, "planned"))
-            if ordinal is None or holds_transient(table):
-                continue
-            if _has_its_tar(version, table):
-                rejects = counted_reasons(table)
-                known = KnownShard(version, number, first(table, "tar"), table.num_rows, rejects)
-                found.setdefault(ordinal, known)
-            else:
-                doubted.add(ordinal)
+        with suppress(OSError, pa.ArrowException, ValueError):  # verify reports damage
+            batches = ArrowBatches(version / INPUTS, LOOKED_AT)
+            for number in range(len(batches)):
+                table = batches[number]
+                ordinal = catalogue.ordinal(first(table, "planned"))
+                if ordinal is None or holds_transient(table):
+                    continue
+                tar = first(table, "tar")
+                if tar is None or _file_size(version / tar) == first(table, "bytes"):
+                    known = KnownShard(version, number, tar, table.num_rows, counted_reasons(table))
+                    found.setdefault(ordinal, known)
+                else:
+                    doubted.add(ordinal)
     return {ordinal: known for ordinal, known in found.items() if ordinal not in doubted}
-
-
-def _sidecars(version: Path) -> Iterator[tuple[int, Any]]:
-    """Yield the LOOKED_AT columns of the version's sidecars as far as they can be read; verify reports
-    damage."""
-    try:
-        batches = ArrowBatches(version / INPUTS, LOOKED_AT)
-        for number in range(len(batches)):
-            yield number, batches[number]
-    except (OSError, pa.ArrowException, ValueError):
-        return
-
-
-def _has_its_tar(version: Path, table: Any) -> bool:
-    name = first(table, "tar")
-    try:
-        return name is None or (version / name).stat().st_size == first(table, "bytes")
-    except OSError:
-        return False
 
 
 class KnownSidecars:

@@ -72,16 +72,9 @@ def frame(data: bytes) -> JpegHeader | None:
     scan = data.find(_SCAN_MARK, 2, _SHORT)
     if 0 < scan <= len(data) - 4:
         _, length = _marker_and_length(data, scan)
-        found = _of_header(data[: scan + 2 + length])
-        if found is not None:
+        if found := _parsed_once(data[: scan + 2 + length]):
             return found
     return _parsed(data)  # the bytes found were not the mark, but part of another segment
-
-
-@lru_cache(maxsize=64)
-def _of_header(header: bytes) -> JpegHeader | None:
-    """Parse a header once: images that were scaled and encoded alike, as in many collections, share it."""
-    return _parsed(header)
 
 
 def _parsed(data: bytes) -> JpegHeader | None:
@@ -114,6 +107,10 @@ def _parsed(data: bytes) -> JpegHeader | None:
             return None
         start = stop
     return None
+
+
+_parsed_once = lru_cache(maxsize=64)(_parsed)
+"""For images that were scaled and encoded alike, as in many collections: they share one header."""
 
 
 def has_end(data: bytes, scan: int) -> bool:
