@@ -124,9 +124,6 @@ def _of_table(inventory: Inventory, table: SurveyedTable) -> Reading | None:
         source += _key(table, image, caption)
     elif label is not None:
         what = "a table of images and classes"
-        if label.is_numeric:
-            numbers = f"{shown(label.name)} holds numbers ({enumerate_names(list(label.values))})"
-            warnings.append(f"{numbers}, which mean nothing to a text model: put the classes' names there")
         why = "the captions, with {} for the class; write what fits your images"
         source.append(ConfigKey("caption", label.name, "no column holds captions, so the class will do"))
         source.append(ConfigKey("templates", ["a photo of a {}"], why))

@@ -15,11 +15,12 @@ from itertools import islice
 from typing import Any
 
 from tasks.core.errors import TarmacError
+from tasks.core.schema.source import TABLES
 from tasks.core.stores import StoreUnreachable, is_remote, join_location
 from tasks.core.units import counted
 from tasks.dataset.init.evidence import enumerate_names, shown, spread
 from tasks.dataset.init.inventory import IMAGES, Inventory, config_path, suffix_of
-from tasks.dataset.sources.tabular import SUFFIXES, open_table
+from tasks.dataset.sources.tabular import open_table
 
 MOST_TABLES = 24
 MOST_ROWS = 20_000
@@ -169,7 +170,7 @@ class SurveyedTables:
 
 
 def survey_tables(inventory: Inventory) -> SurveyedTables:
-    files = inventory.of(SUFFIXES)
+    files = inventory.of(TABLES)
     chosen = spread(files, MOST_TABLES)
     most_rows = MOST_ROWS if len(chosen) <= 4 else FEW_ROWS
     each = [survey_table(inventory, file, most_rows) for file in chosen]

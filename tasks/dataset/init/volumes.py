@@ -16,6 +16,7 @@ from math import prod
 from typing import Literal
 
 from tasks.core.errors import TarmacError
+from tasks.core.schema.source import TABLES
 from tasks.core.stores import StoreUnreachable, join_location
 from tasks.core.units import count, counted
 from tasks.dataset.formats import npy
@@ -43,7 +44,7 @@ from tasks.dataset.init.evidence import (
 from tasks.dataset.init.inventory import NIFTI, NPZ, Inventory, suffix_of
 from tasks.dataset.keys import stem
 from tasks.dataset.sources import npz
-from tasks.dataset.sources.tabular import SUFFIXES, open_table
+from tasks.dataset.sources.tabular import open_table
 
 HEADERS = 12
 VOXELS = 2
@@ -331,7 +332,7 @@ def _tables_around(inventory: Inventory) -> list[SurveyedTable]:
         files = inventory.store.entries("..")[1]
     except OSError:
         return []
-    tables = [f"../{file}" for file in files if suffix_of(file) in SUFFIXES and file[0] != "."]
+    tables = [f"../{file}" for file in files if suffix_of(file) in TABLES and file[0] != "."]
     return [survey_table(inventory, file, FEW_ROWS) for file in tables[:MOST_TABLES]]
 
 

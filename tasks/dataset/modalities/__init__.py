@@ -1,4 +1,4 @@
-"""Modalities. A new one is a file beside these and a line in MODALITIES."""
+"""Modalities. A new one is a file in this package and a line in MODALITIES."""
 
 from __future__ import annotations
 

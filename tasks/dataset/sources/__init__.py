@@ -1,4 +1,4 @@
-"""Sources of raw samples. A new kind is a file beside these and a line in SOURCES."""
+"""Sources of raw samples. A new kind is a file in this package and a line in SOURCES."""
 
 from __future__ import annotations
 
@@ -27,11 +27,8 @@ SOURCES: Mapping[str, Callable[[Any, Dataset, str], Source]] = {
 
 
 def open_sources(dataset: Dataset) -> list[Source]:
-    """The config's sources, in order; nothing is read yet."""
-    configs = dataset.all_sources
-    keys = (
-        ["dataset.source"]
-        if dataset.source is not None
-        else [f"dataset.sources[{n}]" for n in range(len(configs))]
-    )
-    return [SOURCES[config.kind](config, dataset, key) for config, key in zip(configs, keys, strict=True)]
+    """Return the config's sources, in order, without reading anything."""
+    configs = enumerate(dataset.all_sources)
+    is_single = dataset.source is not None
+    keyed = [("dataset.source" if is_single else f"dataset.sources[{n}]", config) for n, config in configs]
+    return [SOURCES[config.kind](config, dataset, key) for key, config in keyed]

@@ -146,27 +146,23 @@ class ChatRows:
         if wanted is None or not table.columns or table.columns_vary or wanted in table.columns:
             return
         if table.binary:
-            raise DataError(
-                f"there is no column {wanted!r} but one of bytes, {min(table.binary)!r}; give the file as a "
-                "source of its own with images: its column"
-            )
-        logger.warning(
-            "%s: %s: has no column %r: its rows are taken as text alone", self._config_key, file, wanted
-        )
+            fix = "give the file as a source of its own with images: its column"
+            raise DataError(f"there is no column {wanted!r} but one of bytes, {min(table.binary)!r}; {fix}")
+        place = f"{self._config_key}: {file}"
+        logger.warning("%s: has no column %r: its rows are taken as text alone", place, wanted)
 
     def _lost(self, file: str, read: int, count: int | None, error: DataError) -> Iterator[RawSample]:
         """Yield faults for the rows after the first `read`: up to `count`, or one for an unknown number."""
         fault: tuple[Reason, str] = ("source.unreadable", str(error))
+        place = f"{self._config_key}: {file}"
         if count is None:
-            logger.warning("%s: %s is left out: %s", self._config_key, file, error)
+            logger.warning("%s is left out: %s", place, error)
             name = file.rpartition(".")[0]
             yield RawSample(name, name, file, {}, fault=fault, more_lost=True)
             return
-        logger.warning(
-            "%s: %s: %s of %s rows are left out: %s", self._config_key, file, count - read, count, error
-        )
-        for place in (f"{file}:{row}" for row in range(read + 1, count + 1)):
-            yield RawSample(place, place, "", {}, fault=fault)
+        logger.warning("%s: %s of %s rows are left out: %s", place, count - read, count, error)
+        for row in (f"{file}:{number}" for number in range(read + 1, count + 1)):
+            yield RawSample(row, row, "", {}, fault=fault)
 
     def _item(self, file: str, row: TableRow) -> RawSample:
         place = f"{file}:{row.line}"

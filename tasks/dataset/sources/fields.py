@@ -7,6 +7,7 @@ import math
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
+from itertools import chain
 from typing import Any, NamedTuple
 
 from tasks.dataset.rejects import Reject
@@ -67,9 +68,7 @@ def text_of(value: Any) -> bytes:
 
 def filled(templates: Sequence[str], label: str, sample: str) -> str:
     """Return the template that a sample draws by its own text, filled with its class."""
-    drawn = blake2b(
-        sample.encode("utf-8", "surrogatepass"), digest_size=8, person=b"tarmac-sentence"
-    ).digest()
+    drawn = blake2b(_raw(sample), digest_size=8, person=b"tarmac-sentence").digest()
     return templates[int.from_bytes(drawn, "big") % len(templates)].replace("{}", label)
 
 
@@ -158,10 +157,8 @@ def _finite(value: Any) -> Any:
 def _is_deep(value: Any) -> bool:
     level = [value]
     for _ in range(MOST_NESTED):
-        level = [
-            inner
-            for one in level
-            if isinstance(one, dict | list)
-            for inner in (one.values() if isinstance(one, dict) else one)
+        nested = [
+            one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)
         ]
+        level = list(chain.from_iterable(nested))
     return any(isinstance(one, dict | list) for one in level)

@@ -13,7 +13,7 @@ import os
 import posixpath
 import re
 import socket
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -280,10 +280,8 @@ class Files:
             there = expand(self._given, self._suffixes, self._config_key)  # whose error names what is missing
         compressed = next((file for file in there if file.lower().endswith(COMPRESSED)), None)
         if compressed is not None:
-            raise UsageError(
-                f"{self._config_key}: {compressed} is compressed, which is not read: its members are "
-                "already; unpack it to .tar"
-            )
+            why = "is compressed, which is not read: its members are already; unpack it to .tar"
+            raise UsageError(f"{self._config_key}: {compressed} {why}")
         base = self.store.location.rstrip("/") + "/"
         files = [file.removeprefix(base) for file in there]
         return {public_name(base, file): file for file in files}
@@ -389,18 +387,14 @@ class LinkedFiles:
         raise Reject(TRANSIENT, "its server does not answer")
 
     def _look_ahead(self, names: Iterable[str]) -> None:
-        by_store: dict[int, tuple[Store, list[str]]] = {}
+        by_store: dict[Store, list[str]] = defaultdict(list)
         for name in names:
-            if is_remote(name):
-                if self._is_hopeless(name) or not is_valid(name):
-                    continue
-                store = self._open(name)
-            elif self._is_remote:
-                store = self._store
-            else:
-                continue
-            by_store.setdefault(id(store), (store, []))[1].append(name)
-        for store, wanted in by_store.values():
+            if not is_remote(name):
+                if self._is_remote:
+                    by_store[self._store].append(name)
+            elif is_valid(name) and not self._is_hopeless(name):
+                by_store[self._open(name)].append(name)
+        for store, wanted in by_store.items():
             store.look_ahead(wanted)
 
     def _open(self, address: str) -> Store:

@@ -44,10 +44,9 @@ class Shards:
         self._required = REQUIRED[dataset.modality]
         self._roles = Roles.of(config, dataset, config_key)
         self._files = Files(config.path, (".tar",), f"{config_key}.path")
-        kinds = [TableRows if join.is_table else TarMembers for join in config.join]
         self._joins: list[TableRows | TarMembers] = [
-            kind(join, f"{config_key}.join[{number}]", self._roles)
-            for number, (kind, join) in enumerate(zip(kinds, config.join, strict=True))
+            (TableRows if join.is_table else TarMembers)(join, f"{config_key}.join[{number}]", self._roles)
+            for number, join in enumerate(config.join)
         ]
         named = [name for name in (dataset.splits.group_by, dataset.splits.column) if name is not None]
         self._used = [*dataset.filter, *named]

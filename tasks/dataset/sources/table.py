@@ -20,6 +20,7 @@ from typing import Any
 from tasks.core.errors import DataError, UsageError
 from tasks.core.patterns import base_folder
 from tasks.core.schema import Dataset, TableSource
+from tasks.core.schema.source import TABLES
 from tasks.core.stores import ObjectStat, address_key, is_remote
 from tasks.dataset.filters import passes
 from tasks.dataset.formats.images import largest_bytes
@@ -28,7 +29,7 @@ from tasks.dataset.rejects import Reason, Reject
 from tasks.dataset.sources.fields import TableRow, filled, is_nothing, row_text, text_of, to_json
 from tasks.dataset.sources.protocol import Container, RawSample, fault_of
 from tasks.dataset.sources.raw_files import Files, LinkedFiles, SourceCheck
-from tasks.dataset.sources.tabular import SUFFIXES, OpenTable, open_table, require
+from tasks.dataset.sources.tabular import OpenTable, open_table, require
 from tasks.dataset.tar.format import Members, span_bytes
 
 PATH_ALONE = "the row names a path but holds no bytes; embed the images, or give paths as a column of text"
@@ -42,7 +43,7 @@ class TableImages:
     def __init__(self, config: TableSource, dataset: Dataset, config_key: str) -> None:
         self._config = config
         self._config_key = config_key
-        self._files = Files(config.path, SUFFIXES, f"{config_key}.path")
+        self._files = Files(config.path, TABLES, f"{config_key}.path")
         self._filter = dataset.filter
         self._limit = largest_bytes(dataset.image)
         self._keys = [config.key] if isinstance(config.key, str) else config.key or []
@@ -130,9 +131,8 @@ class TableImages:
             key = f"{self._config_key}.fields.{field}"
             match = re.search(pattern, name)
             if match is None or match[1] is None:
-                raise UsageError(
-                    f"{key}: {pattern!r} does not fit {table.location}; leave it out of path, or mend it"
-                )
+                fix = "leave it out of path, or mend it"
+                raise UsageError(f"{key}: {pattern!r} does not fit {table.location}; {fix}")
             if field in table.columns:
                 raise UsageError(f"{key}: {table.location} has a column {field!r} itself; rename the field")
             found[field] = match[1]
@@ -151,10 +151,8 @@ class TableImages:
         """DataError or UsageError for a table that lacks a column of the others: its samples would quietly
         lack the values."""
         if (self._config.image in table.binary) != self.is_sequential:
-            raise DataError(
-                f"{table.location}: column {self._config.image!r} holds paths in some tables and bytes in "
-                "others; give them as two sources"
-            )
+            mixed = "holds paths in some tables and bytes in others; give them as two sources"
+            raise DataError(f"{table.location}: column {self._config.image!r} {mixed}")
         for key, name in () if table.columns_vary else self._asked:
             require(key, name, table.columns, table.name)
 

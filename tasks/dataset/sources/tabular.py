@@ -26,6 +26,7 @@ from typing import Any, BinaryIO, TextIO
 
 from tasks.core.errors import DataError, UsageError, instead
 from tasks.core.folders import open_store
+from tasks.core.schema.source import TABLES
 from tasks.core.stores import StoreUnreachable, redact, split_location, without_query
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources.fields import RECODE, TableRow, parse_json
@@ -77,17 +78,11 @@ def open_table(
     """
     place = place or redact(str(location))
     suffix = PurePath(without_query(str(location))).suffix.lower()
-    reader = FORMATS.get(suffix)
-    if reader is None:
-        raise UsageError(f"{config_key}: {place} is none of {', '.join(FORMATS)}; convert it to one")
-    folder, file = split_location(str(location))
-    store = open_store(folder, config_key)
-
-    def opened() -> BinaryIO:
-        return store.open(file, in_order=suffix != ".parquet")
-
+    if suffix not in TABLES:
+        raise UsageError(f"{config_key}: {place} is none of {', '.join(TABLES)}; convert it to one")
+    folder, name = split_location(str(location))
     try:
-        return reader(place, opened, wanted, image)
+        file = open_store(folder, config_key).open(name, in_order=suffix != ".parquet")
     except StoreUnreachable:
         raise
     except (FileNotFoundError, NotADirectoryError):
@@ -95,6 +90,23 @@ def open_table(
         raise UsageError(f"{config_key}: there is no file {place}{start}") from None
     except OSError as error:
         raise UsageError(f"{config_key}: {place} cannot be read: {error.strerror or error}") from None
+    try:
+        beginning = file.read(len(LFS))
+        file.seek(0)
+    except OSError as error:
+        file.close()
+        raise unreachable(place, error) from None
+    if beginning == LFS:
+        file.close()
+        raise DataError(f"{place} is {LFS_POINTER}")
+    if suffix == ".parquet":
+        from tasks.dataset.sources.parquet import ParquetRows  # here, so that text is listed without Arrow
+
+        rows = ParquetRows(place, file, image, wanted)
+        return OpenTable(place, rows.columns, iter(rows), rows.binary, count=rows.count, close=file.close)
+    if suffix in (".csv", ".tsv"):
+        return _open_cells(place, _text(file, beginning, ""), "," if suffix == ".csv" else "\t")
+    return _open_jsonl(place, _text(file, beginning, "\n"), wanted)
 
 
 def require(config_key: str, name: str, columns: Sequence[str], where: str) -> None:
@@ -113,25 +125,6 @@ def rows_by_key(table: OpenTable, column: str) -> Iterator[tuple[str, dict[str, 
             yield str(key), row.fields
 
 
-Open = Callable[[], BinaryIO]
-
-
-def _open_csv(place: str, opened: Open, wanted: object, image: object) -> OpenTable:
-    text = _text(place, opened)
-    return _of_cells(place, text, _csv_rows(place, text, _delimiter(place, text, ",")))
-
-
-def _open_tsv(place: str, opened: Open, wanted: object, image: object) -> OpenTable:
-    text = _text(place, opened)
-    delimiter = _delimiter(place, text, "\t")
-    if delimiter == "\t":
-        is_quoted = _is_quoted(_lines(place, text))
-        text.seek(0)
-        if not is_quoted:
-            return _of_cells(place, text, _tsv_rows(place, text))
-    return _of_cells(place, text, _csv_rows(place, text, delimiter))
-
-
 def _delimiter(place: str, text: TextIO, usual: str) -> str:
     """Return the delimiter of the first line's cells: the usual one, or another where the line lacks it.
 
@@ -146,7 +139,13 @@ def _delimiter(place: str, text: TextIO, usual: str) -> str:
     return most if most in header else usual
 
 
-def _of_cells(place: str, text: TextIO, rows: Iterator[tuple[int, list[str]]]) -> OpenTable:
+def _open_cells(place: str, text: TextIO, usual: str) -> OpenTable:
+    delimiter = _delimiter(place, text, usual)
+    has_quotes = True
+    if usual == delimiter == "\t":
+        has_quotes = _is_quoted(_lines(place, text))
+        text.seek(0)
+    rows = _csv_rows(place, text, delimiter) if has_quotes else _tsv_rows(place, text)
     header = next(rows, None)
     if header is None:
         raise DataError(f"{place} is empty; its first line names the columns")
@@ -175,10 +174,9 @@ def _csv_rows(place: str, text: TextIO, delimiter: str) -> Iterator[tuple[int, l
                     yield line, cells
                 line = reader.line_num + 1
         except csv.Error as error:
-            raise DataError(
-                f"{place}:{line}: {error}; mend the quotes of this row, and keep texts of more than "
-                f"{LONGEST_CELL:,} characters in files of their own"
-            ) from None
+            long = f"texts of more than {LONGEST_CELL:,} characters in files of their own"
+            fix = f"mend the quotes of this row, and keep {long}"
+            raise DataError(f"{place}:{line}: {error}; {fix}") from None
 
 
 def _is_quoted(lines: Iterator[str]) -> bool:
@@ -200,16 +198,13 @@ def _tsv_rows(place: str, text: TextIO) -> Iterator[tuple[int, list[str]]]:
         for number, line in enumerate(_lines(place, file), 1):
             cells = line.rstrip("\r\n").split("\t")
             if max(map(len, cells)) > LONGEST_CELL:
-                raise DataError(
-                    f"{place}:{number}: a cell of more than {LONGEST_CELL:,} characters; keep such texts in "
-                    "files of their own"
-                )
+                problem = f"a cell of more than {LONGEST_CELL:,} characters"
+                raise DataError(f"{place}:{number}: {problem}; keep such texts in files of their own")
             if cells != [""]:
                 yield number, cells
 
 
-def _open_jsonl(place: str, opened: Open, wanted: Collection[str] | None, image: object) -> OpenTable:
-    text = _text(place, opened, "\n")
+def _open_jsonl(place: str, text: TextIO, wanted: Collection[str] | None) -> OpenTable:
     columns: dict[str, None] = {}
     for row in _jsonl_rows(place, text):
         columns.update(dict.fromkeys(row.fields))
@@ -241,18 +236,6 @@ def _jsonl_rows(place: str, text: TextIO) -> Iterator[TableRow]:
         yield TableRow(number, fields) if is_object else TableRow(number, {}, "no JSON object")
 
 
-def _open_parquet(place: str, opened: Open, wanted: Collection[str] | None, image: str | None) -> OpenTable:
-    from tasks.dataset.sources.parquet import ParquetRows  # here, so that text is listed without Arrow
-
-    file = opened()
-    if file.read(len(LFS)) == LFS:
-        file.close()
-        raise DataError(f"{place} is {LFS_POINTER}")
-    file.seek(0)
-    rows = ParquetRows(place, file, image, wanted)
-    return OpenTable(place, rows.columns, iter(rows), rows.binary, count=rows.count, close=file.close)
-
-
 def _lines(place: str, file: TextIO) -> Iterator[str]:
     number = 0
     try:
@@ -262,9 +245,8 @@ def _lines(place: str, file: TextIO) -> Iterator[str]:
                 raise DataError(f"{place}: a line of over {LONGEST_LINE:,} characters, as no table has it")
             yield line
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{place}: line {number + 1} and on is not {error.encoding}; save it as UTF-8"
-        ) from None
+        problem = f"line {number + 1} and on is not {error.encoding}"
+        raise DataError(f"{place}: {problem}; save it as UTF-8") from None
     except OSError as error:
         raise unreachable(place, error, f"line {number + 1} and on cannot be read") from None
 
@@ -275,30 +257,9 @@ def _require_text(place: str, start: str) -> None:
         raise DataError(f"{place} is not UTF-8; save it as UTF-8{'' if chr(0) in start else RECODE}")
 
 
-def _text(place: str, opened: Open, newline: str = "") -> TextIO:
-    """Open the file as text, in the encoding that its byte order mark names. Only UTF-16 that ends within a
+def _text(file: BinaryIO, beginning: bytes, newline: str) -> TextIO:
+    """Return the file as text, in the encoding that its byte order mark names. Only UTF-16 that ends within a
     character raises an error when it is read; other bytes that are no Unicode become lone surrogates."""
-    file = opened()
-    try:
-        start = file.read(len(LFS))
-        is_utf16 = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        file.seek(0)
-    except OSError as error:
-        file.close()
-        raise unreachable(place, error) from None
-    if start == LFS:
-        file.close()
-        raise DataError(f"{place} is {LFS_POINTER}")
-    if is_utf16:
+    if beginning.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return io.TextIOWrapper(file, encoding="utf-16", errors="surrogatepass", newline=newline)
     return io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline=newline)
-
-
-FORMATS: dict[str, Callable[[str, Open, Collection[str] | None, str | None], OpenTable]] = {
-    ".csv": _open_csv,
-    ".tsv": _open_tsv,
-    ".jsonl": _open_jsonl,
-    ".ndjson": _open_jsonl,
-    ".parquet": _open_parquet,
-}
-SUFFIXES = tuple(FORMATS)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import BinaryIO
 
 from tasks.core.errors import UsageError
@@ -165,7 +166,7 @@ class TarSamples:
         self._size = size
         self._reader = _BoundedReader(file, keeps or self._is_kept, seeks=seeks)
         self._kept_key, self._kept_bytes = "", 0
-        self._limits: dict[str, tuple[int, Reason] | None] = {}
+        self._limit = lru_cache(MOST_MEMBERS)(self._limit_of)
         self.damage = ""
 
     def __iter__(self) -> Iterator[tuple[StoredSample, tuple[Reason, str] | None]]:
@@ -191,14 +192,9 @@ class TarSamples:
         self._kept_bytes += member.size
         return self._kept_bytes <= LARGEST_BYTES
 
-    def _limit(self, suffix: str) -> tuple[int, Reason] | None:
-        """Return the roles' limit, which is cached; None for a member that they do not keep."""
-        if suffix in self._limits:
-            return self._limits[suffix]
-        limit = self._roles.limit(suffix) if self._roles.keeps(suffix) else None
-        if len(self._limits) < MOST_MEMBERS:
-            self._limits[suffix] = limit
-        return limit
+    def _limit_of(self, suffix: str) -> tuple[int, Reason] | None:
+        """Return the roles' limit; None for a member that they do not keep."""
+        return self._roles.limit(suffix) if self._roles.keeps(suffix) else None
 
     def _fault(self, sample: StoredSample) -> tuple[Reason, str] | None:
         """Return why the sample is torn, unsafe or too large; None for a sound one."""

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from tasks.core.errors import DataError
 from tasks.core.patterns import expand
 from tasks.core.schema import Dataset, Labels, Metadata, ReportTable, VolumeSource
+from tasks.core.schema.source import TABLES
 from tasks.core.stores import ObjectStat, is_remote, join_location, split_location
 from tasks.dataset.formats import npy
 from tasks.dataset.formats.volumes import geometry, stored
@@ -32,7 +33,7 @@ from tasks.dataset.rejects import Reason, Reject
 from tasks.dataset.sources.fields import Lookup
 from tasks.dataset.sources.protocol import Container, RawSample, fault_of
 from tasks.dataset.sources.raw_files import RawFolder, SourceCheck
-from tasks.dataset.sources.tabular import SUFFIXES, OpenTable, open_table, require, rows_by_key
+from tasks.dataset.sources.tabular import OpenTable, open_table, require, rows_by_key
 from tasks.dataset.tar.format import Buffer, Members, span_bytes
 
 JSON_BYTES = 2048
@@ -206,7 +207,7 @@ class VolumeTables:
 
     def _opened(self, config: TableConfig, role: str, wanted: Sequence[str] | None) -> Iterator[OpenTable]:
         key = f"{self._config_key}.{role}.path"
-        for location in expand(join_location(self._root, config.path), SUFFIXES, key):
+        for location in expand(join_location(self._root, config.path), TABLES, key):
             yield open_table(location, key, wanted)
 
 
