@@ -1,4 +1,4 @@
-"""What raw data is, as seen by a look at it, and a commented config for it."""
+"""Examine raw data and write a commented config for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a look at raw data finds, what a config proposes from it, and how text from the data is shown."""
+"""The keys that `tarmac init` proposes with their evidence, and how text from the data is shown."""
 
 from __future__ import annotations
 

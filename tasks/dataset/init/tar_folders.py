@@ -148,7 +148,7 @@ class TarFolder:
 
     @property
     def origins(self) -> dict[str, str]:
-        """The config's `members`: what each member with a name of its own is made of."""
+        """The config's `members`: the origin of each member that must be made from another."""
         if self.modality == "volume_report":
             return {} if any(map(self.has, stored.MEMBERS)) else {"volume.npy": "npy"}
         members: dict[str, str] = {}

@@ -84,7 +84,7 @@ MOST_ROWS = 1_000_000
 """Rows of a table to search for the names of volumes."""
 REPORT_WORDS = ("finding", "impression", "report", "text", "description", "conclusion")
 REPORT_CHARACTERS = 20
-"""A report is longer than this on average, where the column's name does not say that it is one."""
+"""A report is longer than this on average, where the column's name does not show that it is one."""
 METADATA = ("XYSpacing", "ZSpacing")
 Role = Literal["reports", "labels", "metadata"]
 

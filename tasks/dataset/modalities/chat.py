@@ -77,7 +77,7 @@ def accept_chat(raw: Members, dataset: Dataset) -> AcceptedSample:
 def chat_faults(members: Mapping[str, bytes]) -> list[MemberFault]:
     numbered = sorted(name for name in members if _IMAGE.fullmatch(name))
     nameless = [name for name in numbered if "." not in name]
-    faults = [MemberFault("member.undecodable", name, "its name says no format") for name in nameless]
+    faults = [MemberFault("member.undecodable", name, "its name has no format") for name in nameless]
     faults += judge_each(members, (name for name in numbered if "." in name))
     gap = _gap(numbered)
     if gap is not None:
@@ -95,12 +95,10 @@ def chat_faults(members: Mapping[str, bytes]) -> list[MemberFault]:
 
 def _gap(numbered: list[str]) -> str | None:
     """Return the first gap in the numbers of these sorted members; None when they count up from 000."""
-    gaps = (
-        f"{name} stands where image {number:03d} belongs"
-        for number, name in enumerate(numbered)
-        if int(name[:3]) != number
-    )
-    return next(gaps, None)
+    for number, name in enumerate(numbered):
+        if int(name[:3]) != number:
+            return f"{name} stands where image {number:03d} belongs"
+    return None
 
 
 def _conversation(document: bytes) -> Conversation:
@@ -128,11 +126,11 @@ def _turn(number: int, entry: Any) -> Turn:
     for role in ROLES:
         text = entry.get(role)
         if not isinstance(text, str) or is_blank(text):
-            raise Reject("chat.turns", f"turn {number}: the {role} says nothing")
+            raise Reject("chat.turns", f"turn {number}: the {role}'s text is missing or blank")
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise Reject("chat.turns", f"turn {number}: what the {role} says is not UTF-8") from None
+            raise Reject("chat.turns", f"turn {number}: the {role}'s text is not UTF-8") from None
     further = {name: value for name, value in entry.items() if name not in ROLES and value is not None}
     if further:
         further = json.loads(json.dumps(further, default=str))

@@ -78,7 +78,7 @@ class NiftiHeader:
         """Return mm along depth, height and width; Reject when pixdim and affine contradict each other."""
         for side, other in zip(self.sides, self.of_affine or self.sides, strict=True):
             if side > 0 and not abs(side - other) <= DIFFERENT * side:
-                sizes = f"pixdim says {self.sides} mm and the affine {self.of_affine} mm"
+                sizes = f"pixdim has {self.sides} mm and the affine {self.of_affine} mm"
                 raise Reject("volume.spacing", f"{sizes}; name a table that knows as source.metadata")
         x, y, z = (self.sides[index] for index in np.argsort([axis for axis, _ in self.axes]))
         return z, x, y

@@ -120,7 +120,7 @@ class Shards:
         if torn is not None:
             yield torn
         total, file = stated
-        problem = f"{damage}, where {file} says that it holds {total:,} samples"
+        problem = f"{damage}, where {file} states {total:,} samples"
         for place in (f"{tar}:{number}" for number in range(count + 1, total + 1)):
             yield RawSample(place, place, tar, {}, fault=("source.unreadable", problem))
 

@@ -261,7 +261,7 @@ def test_a_cut_tar_has_lost_what_the_files_of_img2dataset_say(tmp_path: Path, be
     assert len({item.place for item in found}) == 240
     lost = [item for item in found if item.fault]
     assert 70 < len(lost) < 90
-    assert lost[-1].fault is not None and f"{beside} says that it holds 240 samples" in lost[-1].fault[1]
+    assert lost[-1].fault is not None and f"{beside} states 240 samples" in lost[-1].fault[1]
 
 
 def test_build_and_verify_name_the_same_members(tmp_path: Path) -> None:
