@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import json
 import math
 import sys
@@ -25,7 +24,7 @@ from PIL import Image
 from pydantic import Field
 
 from tasks.core.errors import DataError, TarmacError
-from tasks.core.files import read_json, write_json
+from tasks.core.files import digest, read_json, write_json
 from tasks.evaluation.command import run_program
 from tasks.evaluation.contract import EvaluationOutcome, Evaluator, Members, Subject
 from tasks.loader.decoders import decode_image
@@ -73,7 +72,8 @@ class LmmsEval(Evaluator):
         Raises DataError where a task fails or gives none; the next try does not repeat the finished ones.
         """
         place = subject.place()
-        kept = RunFolder(place.run).evaluation(place.step, "any").parent / f"lmms_eval-{self._digest()}"
+        options = self.model_dump(include={"limit", "most_tokens", "include_path"})  # they change the figures
+        kept = RunFolder(place.run).evaluation(place.step, "any").parent / f"lmms_eval-{digest(options)[:8]}"
         metrics: dict[str, float] = {}
         samples = 0
         for name in self.names:
@@ -84,11 +84,6 @@ class LmmsEval(Evaluator):
             metrics |= found["metrics"]
             samples += found["samples"]
         return EvaluationOutcome(metrics, "", samples)
-
-    def _digest(self) -> str:
-        """Hash the options that change the figures of a task."""
-        options = self.model_dump(include={"limit", "most_tokens", "include_path"})
-        return hashlib.blake2b(json.dumps(options, sort_keys=True).encode(), digest_size=4).hexdigest()
 
     def _run_task(self, subject: Subject, name: str, folder: Path) -> Mapping[str, Any]:
         """Compute the figures of one task in a process of its own."""

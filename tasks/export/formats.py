@@ -43,7 +43,7 @@ class ProofQuestion:
     """The inputs for the other library, and the answers of Tarmac's model."""
 
     answers: Mapping[str, Tensor]
-    """Answers by name, as the proof program names its own. Integers have to be equal."""
+    """Answers by name, as the proof program names them. Integers have to be equal."""
     pictures: Sequence[Image.Image] = ()
     texts: Sequence[str] = ()
     tensors: Mapping[str, Tensor] = field(default_factory=dict)

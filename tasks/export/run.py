@@ -40,24 +40,22 @@ MOST_APART = 1e-5
 count as equal."""
 LAST_LINES = 4
 ANSWERS = "answers.safetensors"
-"""The file that a proof program writes beside its question."""
+"""The file that the proof program writes beside its question."""
 
 
 class Format(NamedTuple):
-    """A format: the function that writes it, the program that proves it, and, for a library without a
+    """A format: the function that writes it, the library that proves it, and, for a library without a
     package, a file that its folder of sources contains."""
 
     writer: str
-    proof: str
+    library: str
     source: str | None = None
 
 
 FORMATS: Mapping[Target, Format] = {
-    "open_clip": Format("tasks.export.open_clip:write_open_clip", "with_open_clip.py"),
-    "hf": Format("tasks.export.hf:write_hf", "with_transformers.py"),
-    "nanovlm": Format(
-        "tasks.export.nanovlm:write_nanovlm", "with_nano_vlm.py", "models/vision_language_model.py"
-    ),
+    "open_clip": Format("tasks.export.open_clip:write_open_clip", "open_clip"),
+    "hf": Format("tasks.export.hf:write_hf", "transformers"),
+    "nanovlm": Format("tasks.export.nanovlm:write_nanovlm", "nanoVLM", "models/vision_language_model.py"),
 }
 
 
@@ -182,14 +180,14 @@ def _settle(draft: Path, place: Path, written: Written) -> None:
 
 def _prove(kind: Format, draft: Path, written: Written, python: str, source: Path | None) -> dict[str, Any]:
     """Ask the other library the question and compare its answers with those of Tarmac's model."""
-    program = Path(__file__).parent / "proofs" / kind.proof
+    program = Path(__file__).parent / "proofs/ask.py"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         put(written.question, folder)
         sources = [] if source is None else [str(source.resolve())]
         try:
             done = subprocess.run(
-                [python, str(program), str(draft), name, *sources],
+                [python, str(program), str(draft), name, kind.library, *sources],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -201,7 +199,7 @@ def _prove(kind: Format, draft: Path, written: Written, python: str, source: Pat
             raise UsageError(f"--python: {python} cannot be started: {error.strerror}") from None
         if done.returncode or not (folder / ANSWERS).is_file():
             last_lines = " | ".join((done.stderr or done.stdout).strip().splitlines()[-LAST_LINES:])
-            raise DataError(f"the export does not load in {Path(kind.proof).stem}: {last_lines}")
+            raise DataError(f"the export does not load in {kind.library}: {last_lines}")
         library, differences = compare(written.question, folder)
     apart = {name: value for name, value in differences.items() if not value <= MOST_APART}
     if apart:
@@ -218,7 +216,7 @@ def _prove(kind: Format, draft: Path, written: Written, python: str, source: Pat
 
 
 def put(question: ProofQuestion, folder: Path) -> None:
-    """Write the question into the folder for the proof programs."""
+    """Write the question into the folder for the proof program."""
     names = [f"{number}.png" for number in range(len(question.pictures))]
     for name, one in zip(names, question.pictures, strict=True):
         one.save(folder / name)

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from tasks.core.child import call
 from tasks.core.errors import DataError, TarmacError, UsageError, first_line
-from tasks.core.files import disk_full_as_error, fsync_path, require_writable, write_atomic
+from tasks.core.files import disk_full_as_error, fsync_path, require_writable, write_atomic, write_json
 from tasks.core.lock import Lease
 from tasks.core.screen import Progress, no_progress
 from tasks.models import hub
@@ -230,7 +230,7 @@ class _RepositoryDownload:
                 "fetch again"
             )
         self._pinned.files[file] = seal
-        hub.write_lock(self._runs, self._lock)
+        write_json(self._runs / hub.LOCK, self._lock.model_dump())
         self._report("recorded a file of")
         return downloaded
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from tasks.core.errors import DataError, first_line
-from tasks.core.files import CHUNK, read_json, write_json
+from tasks.core.files import CHUNK, read_json
 from tasks.core.findings import Finding, Severity
 from tasks.core.schema import Config
 from tasks.models.clip.clip_options import open_clip_needs
@@ -94,10 +94,6 @@ def read_lock(runs: Path) -> Lock:
         raise DataError(
             f"{runs / LOCK} cannot be read ({problem}); remove it and run tarmac fetch again"
         ) from None
-
-
-def write_lock(runs: Path, lock: Lock) -> None:
-    write_json(runs / LOCK, lock.model_dump())
 
 
 def lacks(wanted: Sequence[Need], lock: Lock, *, is_deep: bool = False) -> Iterator[Lack]:

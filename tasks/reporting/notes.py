@@ -10,12 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tasks.core.schema import Config
 from tasks.core.units import counted
 from tasks.evaluation.expected import expected
 from tasks.reporting.evidence import RunContents
 from tasks.runs.data import version_path
-from tasks.runs.ledger import Key, LedgerEntry
+from tasks.runs.ledger import LedgerEntry
 
 Tone = Literal["bad", "warn", ""]
 SIGNS: Mapping[Tone, str] = {"bad": "✗", "warn": "!", "": "·"}
@@ -119,7 +118,10 @@ def _evaluations(evidence: RunContents) -> Iterator[Note]:
     there = {(result.step, result.task) for result in evidence.results}
     in_vain = {key for key, entry in evidence.ledger.items() if entry.state in ("failed", "lost")}
     to_come: list[str] = []
-    for key in sorted(({*_expected(evidence.config), *evidence.ledger} - there) | in_vain):
+    config = evidence.config
+    is_planned = config is not None and config.train is not None and config.train.steps is not None
+    wanted = expected(config) if config is not None and is_planned else []
+    for key in sorted(({*wanted, *evidence.ledger} - there) | in_vain):
         step, task = key
         entry = evidence.ledger.get(key)
         where = f"{task} at step {step:,}"
@@ -138,12 +140,6 @@ def _evaluations(evidence: RunContents) -> Iterator[Note]:
         named = ", ".join([*to_come[:MOST_NAMED], *(["…"] if len(to_come) > MOST_NAMED else [])])
         kind = f"{counted(len(to_come), 'evaluation')} to come"
         yield Note("", kind, (f"Training has not reached {named}",))
-
-
-def _expected(config: Config | None) -> list[Key]:
-    """Return the evaluations that the config requests; none while its steps are not known."""
-    are_known = config is not None and config.train is not None and config.train.steps is not None
-    return expected(config) if config is not None and are_known else []
 
 
 def _lost(entry: LedgerEntry) -> str:

@@ -32,14 +32,10 @@ TITLES = {
     "exact_match": "Exact match",
     "validation_loss": "Validation loss",
     "loss": "Loss",
-    "image_to_text_R@1": "Image to text, R@1",
-    "image_to_text_R@5": "Image to text, R@5",
-    "image_to_text_R@10": "Image to text, R@10",
     "image_to_text_median_rank": "Image to text, median rank",
-    "text_to_image_R@1": "Text to image, R@1",
-    "text_to_image_R@5": "Text to image, R@5",
-    "text_to_image_R@10": "Text to image, R@10",
     "text_to_image_median_rank": "Text to image, median rank",
+    **{f"image_to_text_R@{within}": f"Image to text, R@{within}" for within in (1, 5, 10)},
+    **{f"text_to_image_R@{within}": f"Text to image, R@{within}" for within in (1, 5, 10)},
 }
 """Titles for names that a newcomer cannot know; any other name is shown as it is."""
 

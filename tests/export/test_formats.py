@@ -17,7 +17,7 @@ from tasks.core.files import read_json
 from tasks.evaluation.checkpoint import load_model_of
 from tasks.export import hf, nanovlm, open_clip
 from tasks.export.formats import TrainedModel, Written
-from tasks.export.proofs import with_open_clip, with_transformers
+from tasks.export.proofs import ask
 from tasks.export.run import MOST_APART, compare, difference, export, put
 from tasks.models import recipes
 from tasks.models.clip.clip_options import DIGITS, model_config
@@ -44,16 +44,14 @@ def trained(folder: Path, recipe: str, **model: Any) -> TrainedModel:
     return TrainedModel(made, recipe, recipes.check_recipe(config.train), weights.eval())
 
 
-def differences(
-    write: Write, program: Callable[[str, str], None], model: TrainedModel, folder: Path
-) -> dict[str, float]:
+def differences(write: Write, library: str, model: TrainedModel, folder: Path) -> dict[str, float]:
     """What the program of the proof finds, called in this process to save the imports."""
     exported, proof = folder / "export", folder / "proof"
     exported.mkdir()
     proof.mkdir()
     question = write(model, exported).question
     put(question, proof)
-    program(str(exported), str(proof))
+    ask.main(str(exported), str(proof), library)
     return compare(question, proof)[1]
 
 
@@ -70,9 +68,7 @@ CLIP: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("case", CLIP)
 def test_open_clip_gives_the_same_features(case: str, tmp_path: Path) -> None:
     recipe, model = CLIP[case]
-    found = differences(
-        open_clip.write_open_clip, with_open_clip.main, trained(tmp_path, recipe, **model), tmp_path
-    )
+    found = differences(open_clip.write_open_clip, "open_clip", trained(tmp_path, recipe, **model), tmp_path)
     assert set(found) == {"image features", "text features", "temperature"}
     assert max(found.values()) < 1e-12
 
@@ -80,19 +76,19 @@ def test_open_clip_gives_the_same_features(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", ["clip", "another size and activation"])
 def test_transformers_gives_the_same_features(case: str, tmp_path: Path) -> None:
     recipe, model = CLIP[case]
-    found = differences(hf.write_hf, with_transformers.main, trained(tmp_path, recipe, **model), tmp_path)
+    found = differences(hf.write_hf, "transformers", trained(tmp_path, recipe, **model), tmp_path)
     assert set(found) == {"image features", "text features", "temperature"}
     assert max(found.values()) < 1e-12
 
 
 def test_transformers_gives_the_same_logits(tmp_path: Path) -> None:
-    found = differences(hf.write_hf, with_transformers.main, trained(tmp_path, "vlm"), tmp_path)
+    found = differences(hf.write_hf, "transformers", trained(tmp_path, "vlm"), tmp_path)
     assert set(found) == {"logits", "tokens"} and max(found.values()) < MOST_APART
 
 
 def test_transformers_reads_reports_as_the_text_tower_did(tmp_path: Path) -> None:
     model = trained(tmp_path, "ct_clip", **TINY_CT, text=bert(tmp_path, "cxr-bert"))
-    found = differences(hf.write_hf, with_transformers.main, model, tmp_path)
+    found = differences(hf.write_hf, "transformers", model, tmp_path)
     assert set(found) == {"text features", "tokens"} and max(found.values()) < 1e-12
 
 
@@ -130,7 +126,7 @@ def test_a_difference_is_seen(tmp_path: Path) -> None:
         save_file(weights, folder / open_clip.WEIGHTS)
         return written
 
-    found = differences(damaged, with_open_clip.main, model, tmp_path)
+    found = differences(damaged, "open_clip", model, tmp_path)
     assert found["text features"] == 0 and found["image features"] > 10 * MOST_APART
     assert difference(torch.tensor([1, 2]), torch.tensor([1, 3])) == float("inf")
     assert difference(torch.ones(2), torch.ones(3)) == float("inf")

@@ -60,9 +60,9 @@ def test_it_prints_its_proof_and_is_there_the_second_time(
 def test_what_does_not_load_or_is_not_equal_leaves_nothing(run: RunFolder, tmp_path: Path) -> None:
     out = tmp_path / "out"
     given = (str(run.path), run.path.parent, "open_clip", out)
-    with pytest.raises(DataError, match=r"does not load in with_open_clip: no such module"):
+    with pytest.raises(DataError, match=r"does not load in open_clip: no such module"):
         exports.export(*given, python=stand_in(tmp_path, "echo no such module >&2; exit 1"))
-    with pytest.raises(DataError, match="does not load in with_open_clip: it says nothing"):
+    with pytest.raises(DataError, match="does not load in open_clip: it says nothing"):
         exports.export(*given, python=stand_in(tmp_path, "echo it says nothing"))
     answers = {"image features": torch.zeros(4, 64), "text features": torch.zeros(4, 64)}
     others = {name: value.double() for name, value in answers.items()}

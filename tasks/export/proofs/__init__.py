@@ -1,1 +1,1 @@
-"""Programs that load an export with the other library alone; none of them imports Tarmac."""
+"""The program that proves an export; its folder keeps modules of Tarmac out of its import path."""

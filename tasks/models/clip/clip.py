@@ -78,7 +78,8 @@ class ClipRecipe:
             need = weights_need("train.model.pretrained", self.options.registered, weights)
             if isinstance(need, PathNeed) and not os.path.isfile(weights):
                 raise UsageError(f"{need.problem}; {need.fix}")
-        initial = SIGMOID if self._gets_a_bias else {}
+        described = open_clip.get_model_config(self.options.registered)
+        gets_bias = self.options.is_sigmoid and described.get("init_logit_bias") is None
         try:
             with _without_notices():
                 model: nn.Module = open_clip.create_model(
@@ -87,7 +88,7 @@ class ClipRecipe:
                     pretrained_text=pretrained,
                     force_image_size=self.options.image_size,
                     force_patch_dropout=self.options.patch_dropout,
-                    **initial,
+                    **(SIGMOID if gets_bias else {}),
                 )
         except UNREADABLE as error:
             if weights is None and self.options.config is None:
@@ -137,12 +138,6 @@ class ClipRecipe:
         else:
             is_transformer = "vit" in self.name.lower()
         return OF_TRANSFORMERS if is_transformer else OF_OTHERS
-
-    @property
-    def _gets_a_bias(self) -> bool:
-        """Whether the model is trained by the sigmoid loss but was not made for it."""
-        described = open_clip.get_model_config(self.options.registered)
-        return self.options.is_sigmoid and described.get("init_logit_bias") is None
 
     @cached_property
     def preprocessing(self) -> Any:

@@ -105,9 +105,9 @@ class ClipOptions(Options):
         described = self.described
         if described is None:
             return self
-        _require_parts(self.title, described)
+        require_parts(self.title, described)
         if self.loss == "clip":
-            _require_no_bias(self.title, described)
+            require_no_bias(self.title, described)
         if self.patch_dropout is not None and not _has_patches(described["vision_cfg"]):
             raise ValueError(f"patch_dropout: the image tower of {self.title} drops no patches")
         return self
@@ -121,7 +121,7 @@ class ClipOptions(Options):
     @field_validator("name")
     @classmethod
     def _is_known(cls, name: str | None) -> str | None:
-        return None if name is None else _known(name)
+        return None if name is None else known_model(name)
 
     @field_validator("config")
     @classmethod
@@ -208,24 +208,15 @@ def _listed_weights() -> ModuleType | None:
             del sys.modules[name]
 
 
-def trainable(name: str) -> str:
-    """Return the name if CLIP's own loss can train the model; otherwise ValueError with the reason
-    and the fix."""
-    described = model_config(_known(name))
-    if described is not None:
-        _require_parts(name, described)
-        _require_no_bias(name, described)
-    return name
-
-
-def _known(name: str) -> str:
+def known_model(name: str) -> str:
+    """Return the name; ValueError for one that open_clip does not know, as far as open_clip is installed."""
     files = _files()
     if len(files) > 1 and model_config(name) is None:
         raise ValueError(f"unknown model {name!r}; {instead(name, list(files))}")
     return name
 
 
-def _require_parts(title: str, described: Mapping[str, Any]) -> None:
+def require_parts(title: str, described: Mapping[str, Any]) -> None:
     if "multimodal_cfg" in described:
         raise ValueError(
             f"{title} also writes captions (CoCa), for which there is no loss here; try ViT-B-32"
@@ -250,7 +241,7 @@ def require_activation(name: str, weights: str) -> None:
         )
 
 
-def _require_no_bias(title: str, described: Mapping[str, Any]) -> None:
+def require_no_bias(title: str, described: Mapping[str, Any]) -> None:
     if described.get("init_logit_bias") is not None:
         raise ValueError(f"{title} is made for a sigmoid loss (SigLIP); CLIP's does not train its bias")
 

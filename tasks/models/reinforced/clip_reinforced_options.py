@@ -8,7 +8,15 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from tasks.core.schema.block import Block
-from tasks.models.clip.clip_options import ClipOptions, open_clip_needs, require_activation, trainable
+from tasks.models.clip.clip_options import (
+    ClipOptions,
+    known_model,
+    model_config,
+    open_clip_needs,
+    require_activation,
+    require_no_bias,
+    require_parts,
+)
 from tasks.models.needs import Need
 from tasks.models.recipes import Capability, Options
 
@@ -55,7 +63,11 @@ class ReinforcedOptions(Options):
     @field_validator("name")
     @classmethod
     def _is_trainable(cls, name: str) -> str:
-        return trainable(name)
+        described = model_config(known_model(name))
+        if described is not None:
+            require_parts(name, described)
+            require_no_bias(name, described)
+        return name
 
     @model_validator(mode="after")
     def _weights_fit(self) -> Self:
