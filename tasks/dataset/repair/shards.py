@@ -45,6 +45,9 @@ from tasks.dataset.repair.workplace import Workplace, inode, is_file, is_sealed
 from tasks.dataset.tables import ShardRecord, read_shards
 from tasks.dataset.tar.format import END
 
+FoundShard = tuple[Path, str, Way]
+"""A file that holds a shard, how the shard is repaired with it, and in which way."""
+
 
 @dataclass(frozen=True)
 class ExaminedShard:
@@ -115,22 +118,20 @@ class ShardRepair:
     def _link(self, records: Sequence[ShardRecord], files: Mapping[Path, ExaminedShard]) -> list[ShardRecord]:
         """Take the shards that lie in another file, and return those that do not. All files get a second name
         first, because what lies under one shard's name may be the content of another."""
-        under = {one.blake3: path for path, one in files.items() if one.blake3 is not None}
-        found: list[tuple[ShardRecord, str, Way]] = []
-        left = []
+        renamed: dict[str | None, FoundShard] = {
+            one.blake3: (path, f"renamed back from {path.relative_to(self.place.version)}", "renamed")
+            for path, one in files.items()
+        }
+        linked, left = [], []
         for record in records:
-            path = under.get(record.blake3)
-            copy = None if path is not None else self._copies.find(record, self._bad)
-            if path is not None:
-                self.place.link(path, self._good(record))
-                name = path.relative_to(self.place.version).as_posix()
-                found.append((record, f"renamed back from {name}", "renamed"))
-            elif copy is not None:
-                self.place.link(copy[0], self._good(record))
-                found.append((record, f"linked from {copy[1]}", "linked"))
-            else:
+            source = renamed.get(record.blake3) or self._copies.find(record, self._bad)
+            if source is None:
                 left.append(record)
-        for record, how, way in found:
+            else:
+                path, how, way = source
+                self.place.link(path, self._good(record))
+                linked.append((record, how, way))
+        for record, how, way in linked:
             self._install(record, how, way)
         return left
 
@@ -266,13 +267,13 @@ class _Copies:
                     if record.blake3 in wanted:
                         self._files[record.blake3].append(other / record.name)
 
-    def find(self, record: ShardRecord, bad: set[tuple[int, int]]) -> tuple[Path, str] | None:
-        """A proven copy, and where it is from; files of `bad` inodes have been examined already."""
+    def find(self, record: ShardRecord, bad: set[tuple[int, int]]) -> FoundShard | None:
+        """A proven copy; files of `bad` inodes have been examined already."""
         for path in self._files[record.blake3]:
             if _is_proven(path, record, bad):
-                return path, f"version {path.parents[1].name}"
+                return path, f"linked from version {path.parents[1].name}", "linked"
         path = self._place.good / f"{record.blake3}.tar"
-        return (path, "a repair before") if _is_proven(path, record, bad) else None
+        return (path, "linked from a repair before", "linked") if _is_proven(path, record, bad) else None
 
     def to_mend(self, record: ShardRecord, bad: set[tuple[int, int]]) -> list[Path]:
         """The names in other versions whose file is damaged or gone, too."""

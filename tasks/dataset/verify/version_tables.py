@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path, PurePath
 from types import MappingProxyType
@@ -222,6 +222,7 @@ class VersionTables:
         from tasks.dataset.verify.scan import ShardTask
 
         left = dict.fromkeys(names)
+        task = partial(ShardTask, self._folder, is_own=self._is_own, modality=self.modality, decodes=decodes)
         for split, counts in self.counts.items():
             stops = list(accumulate(counts))
             numbers = [number for number in range(len(counts)) if shard_name(split, number) in left]
@@ -233,20 +234,15 @@ class VersionTables:
                 name = shard_name(split, number)
                 del left[name]
                 record = self.record(name)
-                yield ShardTask(
-                    self._folder,
+                yield task(
                     name,
                     blake3=proven.get(name) if record is None else record.blake3,
                     samples=counts[number],
                     index=None if index is None else index[start:stop].copy(),
                     keys=keys,
                     compares=self.is_compared(split),
-                    is_own=self._is_own,
-                    modality=self.modality,
-                    decodes=decodes,
                 )
-        for name in left:
-            yield ShardTask(self._folder, name, is_own=self._is_own, modality=self.modality, decodes=decodes)
+        yield from map(task, left)
 
     @cached_property
     def modality(self) -> str | None:
