@@ -35,7 +35,8 @@ SHARED = "/dev/shm/"
 WORKER_BYTES, MAIN_BYTES = 60e6, 1e9
 """A worker that shares its imports with others, and a training process with torch and open_clip but without
 the model, as measured with torch 2.13 on Linux."""
-TOKENS = 77
+TOKENS, DEFAULT_SIDE = 77, 224
+"""Tokens of a caption, and pixels of an image's side where the model's description gives none."""
 SPARE = 0.9
 """The share of each resource that a plan may fill, because other programs on the machine need some, too."""
 SPARE_DESCRIPTORS = 128
@@ -150,28 +151,19 @@ def judge_memory(
         remedy = f"take {listed}: the largest that fits"
     need, shared, files = peak_bytes(cost, size), shared_bytes(cost, size), open_descriptors(cost, size)
     each = f"{counted(size.workers, 'worker')} of {counted(size.ranks, 'rank')}, {size.prefetch} batches each"
-    checks = (
-        (
-            "memory.exceeded",
-            need > SPARE * limits.memory,
-            f"{each}: {gigabytes(need)} at the peak, of {gigabytes(limits.memory)} ({limits.by})",
-        ),
-        (
-            "shm.too_small",
-            shared > SPARE * limits.shared,
-            f"{each}: {gigabytes(shared)} of batches in /dev/shm, which has {gigabytes(limits.shared)}",
-        ),
-        (
-            "fds.too_few",
-            files > limits.descriptors,
-            f"{files:,} open files, of {limits.descriptors:,} (ulimit -n)",
-        ),
-    )
-    for code, is_too_much, problem in checks:
-        if is_too_much:
-            fix = f"ulimit -n {2 * files}, or {remedy}" if code == "fds.too_few" else remedy
-            flags, config = (changes or None, None) if are_flags else (None, changes or None)
-            yield Finding(code, "error", fix, evidence={"problem": problem}, config=config, flags=flags)
+    problems = {}
+    if need > SPARE * limits.memory:
+        of = f"{gigabytes(limits.memory)} ({limits.by})"
+        problems["memory.exceeded"] = f"{each}: {gigabytes(need)} at the peak, of {of}"
+    if shared > SPARE * limits.shared:
+        of = f"/dev/shm, which has {gigabytes(limits.shared)}"
+        problems["shm.too_small"] = f"{each}: {gigabytes(shared)} of batches in {of}"
+    if files > limits.descriptors:
+        problems["fds.too_few"] = f"{files:,} open files, of {limits.descriptors:,} (ulimit -n)"
+    for code, problem in problems.items():
+        fix = f"ulimit -n {2 * files}, or {remedy}" if code == "fds.too_few" else remedy
+        flags, config = (changes or None, None) if are_flags else (None, changes or None)
+        yield Finding(code, "error", fix, evidence={"problem": problem}, config=config, flags=flags)
 
 
 def estimate(side: int, pixels: int, *, buffer: float = 0.0) -> LoaderCost:
@@ -186,6 +178,11 @@ def estimate_volumes(shape: Sequence[int], stored: int) -> LoaderCost:
     `stored` bytes and its voxels lie beside the batch."""
     sample = 2 * math.prod(shape)
     return LoaderCost(sample, working=float(stored + sample), worker=WORKER_BYTES, main=MAIN_BYTES)
+
+
+def image_side(size: int | Sequence[int] | None) -> int:
+    """Return the side of a model's images in pixels by its description, which may give it for each axis."""
+    return int(max(size) if isinstance(size, Sequence) else size or DEFAULT_SIDE)
 
 
 def gigabytes(size: float) -> str:

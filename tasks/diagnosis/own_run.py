@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -35,7 +36,6 @@ from tasks.models.recipes import options_type
 from tasks.runs.data import overfull
 
 TRAIN = "train"
-DEFAULT_SIDE = 224
 BYTES_PER_WEIGHT = 12
 """In a checkpoint: a weight in float32 and the two averages of AdamW."""
 NAMES = {"workers": "loader.workers", "prefetch": "loader.prefetch", "batch_size": "train.batch_size"}
@@ -192,14 +192,10 @@ def largest_image(version: Path) -> int:
 
 def _oversized(case: OwnCase) -> Iterator[Finding]:
     if (most := largest_image(case.version)) > LARGE_PIXELS:
-        yield Finding(
-            "image.oversized",
-            "warning",
-            "set dataset.image.max_side to 1024 and build again: each is decoded whole for every step",
-            where={"split": TRAIN},
-            evidence={"problem": f"images of up to {most / 1e6:,.0f} million pixels"},
-            config={"dataset.image.max_side": 1024},
-        )
+        remedy = "set dataset.image.max_side to 1024 and build again: each is decoded whole for every step"
+        evidence = {"problem": f"images of up to {most / 1e6:,.0f} million pixels"}
+        config = {"dataset.image.max_side": 1024}
+        yield Finding("image.oversized", "warning", remedy, {"split": TRAIN}, evidence, config=config)
 
 
 def _memory(case: OwnCase) -> Iterator[Finding]:
@@ -224,20 +220,13 @@ def _memory(case: OwnCase) -> Iterator[Finding]:
 
 def _estimate(case: OwnCase) -> memory.LoaderCost:
     """Estimate the memory cost of a sample by the shape of its volumes or the side of its images."""
-    if case.volumes is not None:
-        return memory.estimate_volumes(case.volumes, largest_sample(case.version))
-    side = case.model.get("vision_cfg", {}).get("image_size", DEFAULT_SIDE)
-    side = max(side) if isinstance(side, list) else side
-    return memory.estimate(side, largest_image(case.version))
-
-
-def largest_sample(version: Path) -> int:
-    """Return the bytes of the train split's largest sample as stored; 0 without a sound index, which
-    `_counts` reports."""
-    try:
-        return int(read_index(version, TRAIN)["length"].max(initial=0))
-    except DataError:
-        return 0
+    if case.volumes is None:
+        side = memory.image_side(case.model.get("vision_cfg", {}).get("image_size"))
+        return memory.estimate(side, largest_image(case.version))
+    stored = 0
+    with suppress(DataError):  # an index that is not sound is reported by `_counts`
+        stored = int(read_index(case.version, TRAIN)["length"].max(initial=0))
+    return memory.estimate_volumes(case.volumes, stored)
 
 
 def too_small(version: Path, wanted: Sequence[int]) -> tuple[int, ...] | None:
@@ -257,14 +246,10 @@ def _volumes(case: OwnCase) -> Iterator[Finding]:
     if wanted is None or least is None:
         return
     there, asked = (" x ".join(map(str, sides)) for sides in (least, wanted))
-    yield Finding(
-        "keys.mismatch",
-        "error",
-        f"build with dataset.volume.shape: {list(wanted)}, or take a smaller train.model.shape",
-        where={"split": TRAIN},
-        evidence={"problem": f"volumes of no more than {there} voxels, and the model reads {asked}"},
-        config={"dataset.volume.shape": list(wanted)},
-    )
+    remedy = f"build with dataset.volume.shape: {list(wanted)}, or take a smaller train.model.shape"
+    evidence = {"problem": f"volumes of no more than {there} voxels, and the model reads {asked}"}
+    config = {"dataset.volume.shape": list(wanted)}
+    yield Finding("keys.mismatch", "error", remedy, {"split": TRAIN}, evidence, config=config)
 
 
 def weights(model: Mapping[str, Any]) -> int:
@@ -293,14 +278,9 @@ def _disk(case: OwnCase) -> Iterator[Finding]:
             f"{counted(count, 'checkpoint')} of {memory.gigabytes(each)} need "
             f"{memory.gigabytes(each * count)}, and {memory.gigabytes(case.free_bytes)} are free"
         )
-        yield Finding(
-            "disk.too_small",
-            "error",
-            f"take train.checkpoint_every {every}, or put `runs` on a larger disk",
-            where={"file": str(case.config.runs)},
-            evidence={"problem": problem},
-            config={"train.checkpoint_every": every},
-        )
+        remedy = f"take train.checkpoint_every {every}, or put `runs` on a larger disk"
+        where, config = {"file": str(case.config.runs)}, {"train.checkpoint_every": every}
+        yield Finding("disk.too_small", "error", remedy, where, {"problem": problem}, config=config)
 
 
 def _weights(case: OwnCase) -> Iterator[Finding]:

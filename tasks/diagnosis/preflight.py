@@ -141,17 +141,10 @@ def preflight_config(config: Config, is_deep: bool = False, unknown: Sequence[Un
     if is_deep and not options.is_external:
         given = {"config": config.model_dump(mode="json", by_alias=True), "version": str(version)}
         found = call("tasks.diagnosis.preflight:measured", given)
+    cores, limits, free = available_cores(), memory.limits(), own_run.room(config.runs)
+    cost = memory.LoaderCost(**found["cost"]) if found else None
     case = OwnCase(
-        config,
-        config.train,
-        version,
-        manifest,
-        available_cores(),
-        memory.limits(),
-        own_run.room(config.runs),
-        memory.LoaderCost(**found["cost"]) if found else None,
-        is_deep,
-        found.get("rows"),
+        config, config.train, version, manifest, cores, limits, free, cost, is_deep, found.get("rows")
     )
     not_seen = []
     if not is_deep and not options.is_external:

@@ -48,20 +48,16 @@ class Rhythm:
         if progress.phase == "step":
             self.steps += 1
             self.last = progress
-        is_through = (
-            progress.phase == "step" and progress.done is not None and progress.done == progress.total
-        )
-        self.phase, self.since = "end" if is_through else progress.phase, now
+        is_last = progress.done is not None and progress.done == progress.total
+        self.phase = "end" if progress.phase == "step" and is_last else progress.phase
+        self.since = now
 
     def _is_nothing_new(self, progress: Progress) -> bool:
         """Return whether the line repeats the last one, as a bar does that is redrawn."""
-        last = self.last
-        return (
-            progress.phase == "step" == self.phase
-            and last is not None
-            and progress.done is not None
-            and (progress.done, progress.epoch) == (last.done, last.epoch)
-        )
+        last, is_step = self.last, progress.phase == "step" == self.phase
+        if last is None or progress.done is None or not is_step:
+            return False
+        return (progress.done, progress.epoch) == (last.done, last.epoch)
 
     def limit(self) -> float:
         """Return how long the phase may last without a line before it is examined."""

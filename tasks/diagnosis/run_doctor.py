@@ -96,9 +96,8 @@ def _from_records(run: RunFolder, number: int, identities: Sequence[Identity]) -
         findings.append(gone)
         sentence = sentence_of(gone)
     elif is_under_way and not state.reason:
-        sentence = (
-            f"{state.state}: its agent is at work{'' if unseen else ', and no rank of it lives here now'}"
-        )
+        ranks = "" if unseen else ", and no rank of it lives here now"
+        sentence = f"{state.state}: its agent is at work{ranks}"
     elif not findings and state.state in ("failed", "stalled"):
         what = state.reason or "it ended, and its agent wrote down no cause"
         findings = [Finding("unknown", "warning", "see its log", evidence={"what": what})]
@@ -114,16 +113,11 @@ def _gone(run: RunFolder, state: RunRecord, number: int) -> Finding:
     last = state.attempts[-1] if state.attempts else None
     agent = f"its agent (process {last.pid} on {last.host})" if last is not None else "its agent"
     at = "" if phase is None else f", at step {phase.step:,} of {state.identity['steps']:,}"
-    return Finding(
-        "process.gone",
-        "error",
-        "it resumes from its newest checkpoint",
-        evidence={
-            "what": f"{agent} is gone{at}, although the run is {state.state}: something killed it",
-            **({"log": str(log)} if log.exists() else {}),
-        },
-        command=command_to_resume(run),
-    )
+    evidence = {"what": f"{agent} is gone{at}, although the run is {state.state}: something killed it"}
+    if log.exists():
+        evidence["log"] = str(log)
+    remedy, command = "it resumes from its newest checkpoint", command_to_resume(run)
+    return Finding("process.gone", "error", remedy, evidence=evidence, command=command)
 
 
 def findings_of(run: RunFolder, attempt: int) -> list[Finding]:

@@ -88,14 +88,11 @@ class Search:
         self._alone_per_s = alone_per_s
         self._runs: dict[Setting, list[Measurement]] = {}
         order = space.readers.index
-        self._start = min(
-            space,
-            key=lambda one: (
-                order(one.reader),
-                abs(one.workers - start.workers),
-                abs(one.prefetch - start.prefetch),
-            ),
-        )
+
+        def distance(one: Setting) -> tuple[int, int, int]:
+            return order(one.reader), abs(one.workers - start.workers), abs(one.prefetch - start.prefetch)
+
+        self._start = min(space, key=distance)
 
     def run(self) -> Setting:
         """Return the cheapest setting that gives enough, or the one that gives the most."""

@@ -44,11 +44,5 @@ class Cause:
 
     def finding(self, support: Support) -> Finding:
         evidence = {name: value for name, value in support.evidence.items() if value is not None}
-        return Finding(
-            self.code,
-            support.severity or self.severity,
-            support.remedy,
-            where=support.where,
-            evidence={"what": support.what, **evidence},
-            command=support.command,
-        )
+        severity, evidence = support.severity or self.severity, {"what": support.what, **evidence}
+        return Finding(self.code, severity, support.remedy, support.where, evidence, command=support.command)

@@ -130,7 +130,7 @@ def _disk(signs: Signs) -> Support | None:
         return None
     if signs.living_workers and not signs.is_waiting_for_data and not _mostly_polls(signs):
         return None
-    opened = [file for one in slow for file in (one.last.files if one.last is not None else None) or ()]
+    opened = [file for one in slow for file in one.files]
     tars = [file.path for file in opened if file.is_regular and not file.is_writable]
     return Support(
         f"{len(slow)} of {len(signs.readers)} readers wait for the disk, which gives {size(rate)}/s",
@@ -182,12 +182,8 @@ def _deadlock(signs: Signs) -> Support | None:
 def _is_locked(signs: Signs, worker: ObservedProcess) -> bool:
     """Return whether it sleeps on a lock, and none of its threads waits for anything from outside."""
     threads = worker.last.threads if worker.last is not None else ()
-    return (
-        worker.share(*LOCKS) >= STEADY
-        and signs.sleeps(worker)
-        and not signs.moves(worker)
-        and all((thread.wait or "").startswith(LOCKS) for thread in threads)
-    )
+    is_asleep = worker.share(*LOCKS) >= STEADY and signs.sleeps(worker) and not signs.moves(worker)
+    return is_asleep and all((thread.wait or "").startswith(LOCKS) for thread in threads)
 
 
 def _is_pythons(call: str) -> bool:

@@ -96,7 +96,7 @@ def _saves(signs: Signs, rank: ObservedProcess) -> OpenFile | None:
     before = {(file.fd, file.path): file.offset for file in rank.first.files or ()}
     resting = [
         file
-        for file in rank.last.files or ()
+        for file in rank.files
         if file.is_writable and file.is_regular and before.get((file.fd, file.path)) == file.offset
     ]
     written = [file for file in resting if rank.last.syscall == f"write {file.fd}"]
@@ -110,7 +110,7 @@ def _is_of_weights(file: OpenFile) -> bool:
 
 
 def _no_weights_are_open(signs: Signs) -> str | None:
-    opened = [file for rank in signs.ranks for file in (rank.last.files if rank.last else None) or ()]
+    opened = [file for rank in signs.ranks for file in rank.files]
     if not opened or not all(rank.stack for rank in signs.ranks) or _checkpoint(signs) is not None:
         return None
     is_open = any(file.is_writable and file.path.endswith(WEIGHTS) for file in opened)
@@ -124,8 +124,7 @@ def _download(signs: Signs) -> Support | None:
         if not links or not is_silent or signs.in_collective(rank) or signs.calls(rank, *TRACKER_CALLS):
             continue
         call = signs.calls(rank, *DOWNLOAD_CALLS)
-        files = (rank.last.files if rank.last is not None else None) or ()
-        partial = next((file for file in files if ".incomplete" in file.path), None)
+        partial = next((file for file in rank.files if ".incomplete" in file.path), None)
         if call is None and partial is None and not _is_before_training(signs, rank):
             continue
         read = rank.grown("read_bytes") or 0

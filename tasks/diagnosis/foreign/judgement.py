@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tasks.core.findings import Finding
+from tasks.core.findings import Finding, Severity
 from tasks.core.units import counted
 from tasks.diagnosis import memory
 from tasks.diagnosis.foreign.case import Case
@@ -20,9 +20,8 @@ from tasks.diagnosis.memory import LoaderSize
 UNEVEN = 1.5
 """The ratio between the worker with the most samples and the one with the fewest that is reported."""
 COUNTS_DIFFER = 0.01
-DEFAULT_SIDE, FETCHED_AHEAD = 224, 2
-"""The side of a model's image in pixels where its description is not found, and the batches that torch's
-loader fetches ahead for each worker."""
+FETCHED_AHEAD = 2
+"""The batches that torch's loader fetches ahead for each worker."""
 LARGE_PIXELS = 25_000_000
 """An image above it takes half a second and 75 MB to decode; open_clip's main branch drops such images."""
 REFUSED_PIXELS = 2 * 89_478_485
@@ -55,16 +54,11 @@ def _missing(case: Case) -> Iterator[Finding]:
     if not gone:
         return
     wild = "; the trainer expands {000000..000017} and no *" if "*" in (case.data.tars or "") else ""
-    yield Finding(
-        "shard.missing",
-        "error" if len(gone) == len(case.survey.tars) else "warning",
-        f"give shards that are there{wild}",
-        where={"shard": gone[0].location},
-        evidence={
-            "problem": f"{counted(len(gone), 'shard')} cannot be read; the trainer passes over them",
-            "first": f"{gone[0].location}: {gone[0].damage}",
-        },
-    )
+    severity: Severity = "error" if len(gone) == len(case.survey.tars) else "warning"
+    problem = f"{counted(len(gone), 'shard')} cannot be read; the trainer passes over them"
+    evidence = {"problem": problem, "first": f"{gone[0].location}: {gone[0].damage}"}
+    where = {"shard": gone[0].location}
+    yield Finding("shard.missing", severity, f"give shards that are there{wild}", where, evidence)
 
 
 def _refused(case: Case) -> Iterator[Finding]:
@@ -104,18 +98,13 @@ def _starved(case: Case) -> Iterator[Finding]:
     if poor:
         fewer = max(int(case.valid_samples // (batch * case.command.ranks * 2)), 1)
         fewer = min(fewer, max(case.data.workers - 1, 0) or 1)
-        yield Finding(
-            "worker.starved",
-            "error",
-            f"take --workers {fewer} or a smaller --batch-size, or more shards",
-            where=where,
-            evidence={
-                "problem": f"{len(poor)} of {counted(len(owned), 'worker')} own fewer samples than a batch "
-                f"of {batch:,}: they read for ever and yield nothing",
-                "least": f"worker {worker} of rank {rank}: {least:,.0f} samples",
-            },
-            flags={"--workers": fewer},
+        problem = (
+            f"{len(poor)} of {counted(len(owned), 'worker')} own fewer samples than a batch of {batch:,}: "
+            "they read for ever and yield nothing"
         )
+        evidence = {"problem": problem, "least": f"worker {worker} of rank {rank}: {least:,.0f} samples"}
+        remedy = f"take --workers {fewer} or a smaller --batch-size, or more shards"
+        yield Finding("worker.starved", "error", remedy, where, evidence, flags={"--workers": fewer})
     elif most > UNEVEN * least:
         problem = (
             f"a worker owns {least:,.0f} samples and another {most:,.0f}: each yields as many batches, so "
@@ -178,18 +167,14 @@ def _oversized(case: Case) -> Iterator[Finding]:
     pixels, key, tar = max(large)
     refused = sum(one[0] > REFUSED_PIXELS for one in large)
     silent = f"; Pillow refuses {refused} of them, which are dropped" if refused else ""
-    yield Finding(
-        "image.oversized",
-        "warning",
-        "scale the images down once: `tarmac build` with dataset.image.max_side",
-        where={"shard": tar, "key": key},
-        evidence={
-            "problem": f"{len(large)} of {len(case.survey.pixels)} images measured have more than "
-            f"{LARGE_PIXELS / 1e6:.0f} million pixels{silent}",
-            "largest": f"{pixels / 1e6:,.0f} million pixels",
-        },
-        config={"dataset.image.max_side": 1024},
+    problem = (
+        f"{len(large)} of {len(case.survey.pixels)} images measured have more than "
+        f"{LARGE_PIXELS / 1e6:.0f} million pixels{silent}"
     )
+    remedy = "scale the images down once: `tarmac build` with dataset.image.max_side"
+    evidence = {"problem": problem, "largest": f"{pixels / 1e6:,.0f} million pixels"}
+    where, config = {"shard": tar, "key": key}, {"dataset.image.max_side": 1024}
+    yield Finding("image.oversized", "warning", remedy, where, evidence, config=config)
 
 
 def _memory(case: Case) -> Iterator[Finding]:
@@ -210,6 +195,6 @@ def _image_side(case: Case) -> int:
     name = (case.command.option("--model") or "").replace("/", "-")
     path = case.command.source(f"open_clip/model_configs/{name}.json")
     if forced or path is None:
-        return forced or DEFAULT_SIDE
-    side = json.loads(path.read_text(encoding="utf-8")).get("vision_cfg", {}).get("image_size", DEFAULT_SIDE)
-    return int(max(side) if isinstance(side, list) else side)
+        return memory.image_side(forced)
+    described = json.loads(path.read_text(encoding="utf-8"))
+    return memory.image_side(described.get("vision_cfg", {}).get("image_size"))

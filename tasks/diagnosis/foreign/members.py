@@ -91,19 +91,17 @@ def _dropped(case: Case) -> Iterator[Finding]:
     # Captions and images come first: without them it is no matter of the teachers' members.
     is_pair = not any(rule.refusal(kind) for rule in OPEN_CLIP.rules(case.command) for kind in dropped)
     of_teachers = case.trainer.needs_reinforcement and is_pair
+    code, problem = "keys.partial", f"{why} in {count:,} of {looked_at:,} samples{about}: these are dropped"
+    if is_all:
+        code = "keys.mismatch"
+        problem = f"{why} in any of {looked_at:,} samples{about}: all are dropped, no batch ever comes"
+    found = " ".join(sorted(members, key=lambda name: (-members[name], name))[:8])
     yield Finding(
-        "reinforcement.members" if of_teachers else "keys.mismatch" if is_all else "keys.partial",
+        "reinforcement.members" if of_teachers else code,
         "error" if is_all else "warning",
         f"give each sample what it lacks ({why.removeprefix('no ')})",
         where={"rule": next(iter(dropped.values()))},
-        evidence={
-            "problem": f"{why} in any of {looked_at:,} samples{about}: all are dropped, no batch ever comes"
-            if is_all
-            else f"{why} in {count:,} of {looked_at:,} samples{about}: these are dropped",
-            "found": " ".join(sorted(members, key=lambda name: (-members[name], name))[:8]),
-            "dropped": count,
-            "samples": looked_at,
-        },
+        evidence={"problem": problem, "found": found, "dropped": count, "samples": looked_at},
     )
 
 

@@ -77,7 +77,7 @@ def observe(
     processes.
     """
     at, began = time.time(), time.monotonic()
-    command = procfs.argv(pid)
+    command, folder = procfs.argv(pid), procfs.folder(pid)
     samples = ReplayReader()
     watched = _roles(pid, [member for root in (pid, *others) for member in procfs.family(root)])
     with ThreadPoolExecutor(1) as pool:
@@ -85,7 +85,7 @@ def observe(
         _glance(watched, began + seconds)
         found = gpus.result()
     processes = [_finished(one) for one in watched]
-    shard = _first_shard(pid, command, trainer) if processes else None
+    shard = _first_shard(Command.of(command, Path(folder)), trainer) if folder and processes else None
     first = [] if shard is None else [(FIRST_SHARD, str(shard), 0, FIRST_BYTES, 0)]
     samples.ask([*(one for process in processes for one in ranges_of(process)), *first])
     processes, no_stacks = _with_stacks(processes)
@@ -105,7 +105,7 @@ def observe(
         at=at,
         seconds=round(time.monotonic() - began, 2),
         command=redacted_words(command),
-        folder=_folder(pid),
+        folder=redacted(folder),
         processes=processes,
         memory=machine.memory_of(pid) if processes else None,
         shm_free_bytes=shm[0] if shm else None,
@@ -239,13 +239,8 @@ def _finished(one: _TrackedProcess) -> ObservedProcess:
     )
 
 
-def _first_shard(pid: int, words: Sequence[str], trainer: str | None) -> Path | None:
+def _first_shard(command: Command, trainer: str | None) -> Path | None:
     """Return the first tar that the command names, if it is a local one."""
-    try:
-        folder = Path(os.readlink(f"/proc/{pid}/cwd"))
-    except OSError:
-        return None
-    command = Command.of(words, folder)
     data = recognise(command, trainer).data(command)
     if data is None or data.tars is None or ":" in data.tars:
         return None
@@ -281,9 +276,9 @@ def _own_log(processes: Sequence[ObservedProcess]) -> Log | None:
     logs: list[Log] = []
     for process in processes:
         files = process.first.files if process.first is not None and process.role == "rank" else None
-        printed = [file for file in files or () if file.is_writable and file.is_regular]
-        for file in printed:
-            if file.fd in (1, 2) or file.path.endswith((".log", ".out", ".txt")):
+        for file in files or ():
+            is_log = file.fd in (1, 2) or file.path.endswith((".log", ".out", ".txt"))
+            if is_log and file.is_writable and file.is_regular:
                 found = read_log(Path(f"/proc/{process.pid}/root{file.path}"))
                 if found is not None and found.lines:
                     logs.append(replace(found, path=redacted(file.path)))
@@ -293,10 +288,3 @@ def _own_log(processes: Sequence[ObservedProcess]) -> Log | None:
 def _is_foreign(processes: Sequence[ObservedProcess]) -> bool:
     looks = [one.first for one in processes if one.first is not None and one.role in ("rank", "worker")]
     return any(look.read_bytes is None or look.files is None for look in looks)
-
-
-def _folder(pid: int) -> str:
-    try:
-        return redacted(os.readlink(f"/proc/{pid}/cwd"))
-    except OSError:
-        return ""

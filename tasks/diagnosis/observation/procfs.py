@@ -144,6 +144,14 @@ def argv(pid: int) -> list[str]:
     return text.rstrip("\0").split("\0") if text else []
 
 
+def folder(pid: int) -> str:
+    """Return the working folder of a process, or "" where it may not be read."""
+    try:
+        return os.readlink(PROC / str(pid) / "cwd")
+    except OSError:
+        return ""
+
+
 def environment(pid: int) -> dict[str, str] | None:
     """Return the environment that a process was started with, or None where it may not be read."""
     text = _text(PROC / str(pid) / "environ")

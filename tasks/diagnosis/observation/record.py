@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from tasks.diagnosis.observation.procfs import Connection, Look
+from tasks.diagnosis.observation.procfs import Connection, Look, OpenFile
 
 Role = Literal["rank", "worker", "helper", "tracker", "launcher", "other"]
 """A rank trains; its workers load data, with helpers such as `curl`; a tracker is wandb's own process."""
@@ -95,6 +95,11 @@ class ObservedProcess:
         if self.first is None or self.last is None or not self.seconds:
             return 0.0
         return (self.last.cpu_s - self.first.cpu_s) / self.seconds
+
+    @property
+    def files(self) -> Sequence[OpenFile]:
+        """The files that it had open at the second look, as far as they may be read."""
+        return (self.last.files if self.last is not None else None) or ()
 
     def grown(self, counter: Literal["read_bytes", "disk_bytes", "written_bytes"]) -> int | None:
         """Return the growth of a counter between the looks, or None where it was not read twice."""
