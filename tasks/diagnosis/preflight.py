@@ -133,7 +133,7 @@ def preflight_config(config: Config, is_deep: bool = False, unknown: Sequence[Un
     """
     began = time.monotonic()
     if config.train is None:
-        raise UsageError("train: missing; only a run that trains is looked at, `tarmac verify` checks data")
+        raise UsageError("train: missing; preflight examines a run that trains, `tarmac verify` checks data")
     options = check_recipe(config.train)
     version = resolve(config.dataset.output)
     manifest = read_manifest(version)

@@ -99,7 +99,7 @@ def _from_records(run: RunFolder, number: int, identities: Sequence[Identity]) -
         ranks = "" if unseen else ", and no rank of it lives here now"
         sentence = f"{state.state}: its agent is at work{ranks}"
     elif not findings and state.state in ("failed", "stalled"):
-        what = state.reason or "it ended, and its agent wrote down no cause"
+        what = state.reason or "it ended, and its agent recorded no cause"
         findings = [Finding("unknown", "warning", "see its log", evidence={"what": what})]
     stored = run.observation(number)
     seen = Observation.from_json(read_json(stored)) if stored.exists() else None

@@ -83,7 +83,7 @@ def judge_log(log: Log, trainer: Trainer) -> Verdict:
     if not findings:
         last = log.lines[-1] if log.lines else "it is empty"
         evidence = {"what": f"the log states no cause; its last line: {last.strip()[:160]}"}
-        remedy = "tarmac doctor --pid PID while it hangs sees what the log does not say"
+        remedy = "tarmac doctor --pid PID while it hangs shows what the log does not"
         findings = [Finding("unknown", "warning", remedy, evidence=evidence)]
     report = Report(findings, [], ["the process (only its log was given)"])
     return Verdict(state, sentence_of(findings[0]), report)

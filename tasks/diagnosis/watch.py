@@ -221,13 +221,13 @@ def _judge_outcome(
     rhythm, lines = listener.rhythm, [*listener.failures, *listener.lines]
     failure = next(filter(trainer.failed, lines), None)
     if failure is not None:
-        evidence = {"what": f"it ended with exit code 0 and said: {failure.strip()[:160]}"}
+        evidence = {"what": f"it ended with exit code 0 and printed: {failure.strip()[:160]}"}
         remedy = "give another --name, or --resume latest"
         yield Finding("run.no_batches", "error", remedy, evidence=evidence)
         return
     if trainer.must_log_steps and not rhythm.steps:
         evidence = {"what": "it ended with exit code 0 without a single step"}
-        remedy = "tarmac preflight -- COMMAND says why no batch came"
+        remedy = "tarmac preflight -- COMMAND shows why no batch came"
         yield Finding("run.no_batches", "error", remedy, evidence=evidence)
         return
     loss = rhythm.last.loss if rhythm.last is not None else None

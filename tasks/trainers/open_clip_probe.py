@@ -11,6 +11,7 @@ samples per name of a kind) and `whole` (tars to run whole). It writes one to th
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import importlib
 import importlib.metadata
@@ -60,10 +61,7 @@ def run(arguments: list[str], ranks: int, examples: dict[str, str], whole: list[
     answer: dict[str, Any] = {"versions": installed_versions(), "refusal": None}
     args.distributed, args.world_size, args.rank = ranks > 1, ranks, 0
     # The trainer's main sets this before it builds the data.
-    args.distill = None not in (
-        getattr(args, "distill_model", None),
-        getattr(args, "distill_pretrained", None),
-    )
+    args.distill = None not in (getattr(args, f"distill_{one}", None) for one in ("model", "pretrained"))
     try:
         answer["batches"] = dataset_of(data, args)[1].num_batches
     except (AssertionError, RuntimeError, KeyError) as error:
@@ -118,11 +116,8 @@ def check_text(text: Any) -> list[int]:
 
 def first_reading_stage(stages: list[Any]) -> int:
     """Return the number of the first stage that opens tars; the stages before it yield addresses."""
-    for number in range(1, len(stages)):
-        name = stage_name(stages[number])
-        if "samples" in name or "tarfile" in name:
-            return number
-    raise LookupError("the pipeline has no stage that reads tars")
+    names = [stage_name(stage) for stage in stages]
+    return next(n for n, name in enumerate(names) if n and ("samples" in name or "tarfile" in name))
 
 
 def split(stages: list[Any], ranks: int, workers: int, args: Any) -> list[list[list[str]]]:
@@ -179,12 +174,8 @@ def flow(stages: list[Any], tars: list[str]) -> dict[str, Any]:
         {"stage": stage_name(stage), "place": place(stage), "in": counts[number], "out": counts[number + 1]}
         for number, stage in enumerate(stages)
     ]
-    return {
-        "stages": steps,
-        "messages": messages.texts,
-        "error": error,
-        "failing": failing(stages, steps, tars),
-    }
+    decoded = failing(stages, steps, tars)
+    return {"stages": steps, "messages": messages.texts, "error": error, "failing": decoded}
 
 
 def counted(source: Any, counts: list[int], number: int) -> Any:
@@ -196,30 +187,27 @@ def counted(source: Any, counts: list[int], number: int) -> Any:
 def failing(stages: list[Any], steps: list[dict[str, Any]], tars: list[str]) -> dict[str, int]:
     """Return which members fail to decode by themselves, and in how many of the samples that decoding
     drops."""
-    number = next(
-        (n for n, step in enumerate(steps) if "decode" in step["stage"] and step["out"] < step["in"]), None
-    )
-    if number is None:
+    lossy = [n for n, step in enumerate(steps) if "decode" in step["stage"] and step["out"] < step["in"]]
+    if not lossy:
         return {}
+    number = lossy[0]
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
-    found: dict[str, int] = {}
+    found: collections.Counter[str] = collections.Counter()
     source: Any = ({"url": tar} for tar in tars)
     for stage in stages[:number]:
         source = invoke(stage, source)
-    dropped, number_found = steps[number]["in"] - steps[number]["out"], 0
+    dropped = steps[number]["in"] - steps[number]["out"]
     for sample in source:
-        if number_found >= dropped:
+        if not dropped:
             break
-        names = [name for name in sample if not name.startswith("__")]
-        before = sum(found.values())
-        for name in names:
-            alone = {key: value for key, value in sample.items() if key.startswith("__") or key == name}
-            if not list(invoke(stages[number], iter([alone]))):
-                found[name] = found.get(name, 0) + 1
-        number_found += sum(found.values()) > before
+        common = {key: value for key, value in sample.items() if key.startswith("__")}
+        parts = {name: {**common, name: sample[name]} for name in sample if name not in common}
+        bad = [name for name, part in parts.items() if not list(invoke(stages[number], iter([part])))]
+        found.update(bad)
+        dropped -= bool(bad)
     logging.disable(level)
-    return found
+    return dict(found)
 
 
 def stage_name(stage: Any) -> str:

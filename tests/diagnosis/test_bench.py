@@ -270,16 +270,16 @@ def measured(**rates: float) -> list[Measurement]:
 )
 def test_the_reason_is_in_words(taken: float, why: str) -> None:
     measurements = measured(w0=1920, w1=1400, w2=3410)
-    said = f"2 workers: 3,410 samples/s; 0 workers: 1,920; 1 worker: 1,400; {why}"
-    assert explain(measurements[2], measurements, taken) == said
+    reason = f"2 workers: 3,410 samples/s; 0 workers: 1,920; 1 worker: 1,400; {why}"
+    assert explain(measurements[2], measurements, taken) == reason
 
 
 def test_the_reason_names_what_differs_from_the_chosen() -> None:
     none, one, two = measured(w0=1920, w1=1400, w2=3410)
     deep = two.model_copy(update={"prefetch": 4, "samples_per_s": 3400.0})
     stream = two.model_copy(update={"reader": "streaming", "samples_per_s": 3000.0})
-    said = explain(two, [none, one, two, deep, stream], 9000)
-    assert "; 2 workers, 4 ahead: 3,400; 2 workers, streaming: 3,000; " in said
+    reason = explain(two, [none, one, two, deep, stream], 9000)
+    assert "; 2 workers, 4 ahead: 3,400; 2 workers, streaming: 3,000; " in reason
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("150000 100000", 2), ("max 100000", 64), ("50000 100000", 1)])

@@ -1,4 +1,4 @@
-"""What preflight says of a training command before it starts, from the tars and the trainer's rules alone."""
+"""Preflight of a training command before it starts, from the tars and the trainer's rules alone."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def case(folder: Path, options: str, answer: ProbeReport | None = None) -> Case:
 def answer_of(
     seen: Case, dropped_by: str = "", failing: Mapping[str, int] | None = None, **facts: Any
 ) -> ProbeReport:
-    """What a pipeline says that passes everything, or drops everything at one of its stages."""
+    """The answer of a pipeline that passes everything, or drops everything at one of its stages."""
     flows = {}
     for kind, examples in seen.survey.examples.items():
         count, stages = (
@@ -62,7 +62,7 @@ def answer_of(
             out = 0 if name == dropped_by else count
             stages.append(PipelineStage(name, "open_clip_train/data.py:174", count, out))
             count = out
-        flows[kind] = Flow(stages, failing or {}, ["said by the trainer"] if failing else [])
+        flows[kind] = Flow(stages, failing or {}, ["logged by the trainer"] if failing else [])
     given: dict[str, Any] = {"versions": {}, "whole": {}, "assigned": [], "refusal": None, **facts}
     return ProbeReport(flows=flows, **given)
 
@@ -331,10 +331,10 @@ def test_the_command_says_all_of_it(
         in text
     )
     assert main(["preflight", "--json", "--", *words]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert not told["ok"]
-    assert [one["code"] for one in told["findings"]] == ["keys.mismatch"]
-    assert told["mended"]["config"].endswith("fixed.yaml")
+    printed = json.loads(capsys.readouterr().out)
+    assert not printed["ok"]
+    assert [one["code"] for one in printed["findings"]] == ["keys.mismatch"]
+    assert printed["mended"]["config"].endswith("fixed.yaml")
     assert main(["preflight"]) == 2
 
 

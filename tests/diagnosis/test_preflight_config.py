@@ -1,4 +1,4 @@
-"""What preflight says of a config of Tarmac's own, from the version's manifest, index and tables."""
+"""Preflight of a config of Tarmac's own, from the version's manifest, index and tables."""
 
 from __future__ import annotations
 

@@ -57,15 +57,15 @@ def test_three_commands_lead_from_the_hang_to_a_training(folder: Path) -> None:
         folder,
     )
     assert first.returncode == 1, first.stderr
-    told = json.loads(first.stdout)
-    finding = told["findings"][0]
+    printed = json.loads(first.stdout)
+    finding = printed["findings"][0]
     assert finding["code"] == "keys.mismatch"
     assert finding["evidence"]["dropped"] == 64
     assert finding["where"]["rule"].startswith("open_clip_train/data.py:")
     assert finding["where"]["rule"].endswith("filter_no_caption_or_no_image")
     second = shell(finding["command"], folder)
     assert second.returncode == 0, second.stderr
-    third = shell(told["mended"]["command"], folder)
+    third = shell(printed["mended"]["command"], folder)
     assert third.returncode == 0, third.stderr
     assert "Train Epoch: 0 [64/64 (100%)]" in third.stderr, third.stderr
     assert list(folder.glob("logs/*/checkpoints/epoch_1.pt"))

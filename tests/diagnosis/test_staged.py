@@ -100,15 +100,15 @@ def test_the_command_says_what_limits_and_what_to_copy(
     run = make_run(digits_dataset, tmp_path)
     output = ["--set", f"dataset.output={digits_dataset}"]
     assert cli.main(["bench", str(run.config), *output, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["ok"] and told["findings"][0]["code"] in (
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["ok"] and printed["findings"][0]["code"] in (
         "compute.bound",
         "decode.slow",
         "loader.bound",
         "disk.slow",
     )
-    assert told["workers"] >= 1 and told["taken_per_s"] > 0 and told["sustained_per_s"] > 0
-    assert told["sample_s"]["hand-over"] > 0
-    assert all(one["memory_bytes"] > 100e6 for one in told["measurements"])
-    page = Path(told["page"]).read_text(encoding="utf-8")
+    assert printed["workers"] >= 1 and printed["taken_per_s"] > 0 and printed["sustained_per_s"] > 0
+    assert printed["sample_s"]["hand-over"] > 0
+    assert all(one["memory_bytes"] > 100e6 for one in printed["measurements"])
+    page = Path(printed["page"]).read_text(encoding="utf-8")
     assert "samples/s by workers" in page and "hand-over" in page

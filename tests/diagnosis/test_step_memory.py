@@ -84,10 +84,10 @@ print(few.measured, few.peak(8) - few.fixed, peak_of(8) - few.fixed, tight)
 def test_two_conversations_show_what_eight_take() -> None:
     """Of a real model, in a process of its own as tuning has it: memory that others freed would hide a peak."""
     program = PROGRAM.replace("LARGE", repr(LARGE))
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    measured, foretold, seen, tight = map(float, said.stdout.split())
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    measured, foretold, seen, tight = map(float, done.stdout.split())
     assert tight == math.inf, "it is kept to the room, or the kernel would kill something"
-    assert measured == 2 and 20e6 < seen < 200e6 and 0.5 < foretold / seen < 2, said.stdout
+    assert measured == 2 and 20e6 < seen < 200e6 and 0.5 < foretold / seen < 2, done.stdout
 
 
 def test_tuning_refuses_what_does_not_fit(make_version: MakeVersion, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,5 +139,5 @@ def test_ranks_whose_log_goes_on_are_apart_only_for_a_moment() -> None:
     assert seen.log is not None
     fresh = judge(replace(seen, log=replace(seen.log, quiet_s=0.5))).report
     assert "collective.desync" not in {one.code for one in fresh.findings}
-    told = {entry["code"]: entry for entry in fresh.ruled_out}
-    assert "progress" in str(told["collective.desync"])
+    ruled_out = {entry["code"]: entry for entry in fresh.ruled_out}
+    assert "progress" in str(ruled_out["collective.desync"])

@@ -221,15 +221,20 @@ def test_a_training_without_a_step_did_not_succeed(tmp_path: Path) -> None:
 def test_json_is_one_object_and_the_output_goes_beside_it(tmp_path: Path) -> None:
     command = trainer(tmp_path, "print('hello')")
     done = watched(tmp_path, *command, options=("--json",))
-    told = json.loads(done.stdout)
-    assert (told["ok"], told["exit_code"], told["trainer"], told["steps"]) == (False, 1, "open_clip", 0)
-    assert [one["code"] for one in told["findings"]] == ["run.no_batches"]
+    printed = json.loads(done.stdout)
+    assert (printed["ok"], printed["exit_code"], printed["trainer"], printed["steps"]) == (
+        False,
+        1,
+        "open_clip",
+        0,
+    )
+    assert [one["code"] for one in printed["findings"]] == ["run.no_batches"]
     assert done.stderr == b"hello\n"
 
 
 def test_an_experiment_that_exists_already_did_not_train(tmp_path: Path) -> None:
-    said = "Error. Experiment already exists. Use --name {} to specify a new experiment."
-    done = watched(tmp_path, *trainer(tmp_path, f"print({said!r})"))
+    line = "Error. Experiment already exists. Use --name {} to specify a new experiment."
+    done = watched(tmp_path, *trainer(tmp_path, f"print({line!r})"))
     assert done.returncode == 1
     assert b"Experiment already exists" in done.stderr and b"--resume latest" in done.stderr
 

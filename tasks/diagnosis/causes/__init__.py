@@ -1,1 +1,1 @@
-"""The causes of a stall, by where they lie: each says what supports it and what refutes it."""
+"""The causes of a stall, by where they lie: each states what supports and what refutes it."""

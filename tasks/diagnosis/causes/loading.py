@@ -261,7 +261,7 @@ def _killed(signs: Signs) -> Support | None:
     if records:
         remedy = "fewer workers or a smaller prefetch; tarmac preflight gives the largest settings that fit"
     elif signs.seen.kernel:
-        remedy = "find out who sent the signal; without memory records it was no shortage that the kernel saw"
+        remedy = "find out who sent the signal: the kernel's log records no lack of memory"
     else:
         remedy = "look for an out-of-memory kill (dmesg); fewer workers or a smaller prefetch need less"
     by = "by the kernel, for memory" if records else f"by {name}"

@@ -194,7 +194,7 @@ def _caller(rank: ObservedProcess) -> str:
 
 
 def _log_goes_on(signs: Signs) -> str | None:
-    return "the log tells of progress meanwhile" if _goes_on(signs) else None
+    return "the log shows progress meanwhile" if _goes_on(signs) else None
 
 
 def _only_one_rank(signs: Signs) -> str | None:

@@ -107,8 +107,8 @@ def look_at_data(
 def nothing_to_look_at(command: Command, trainer: Trainer) -> str:
     program = command.program or " ".join(command.words)
     if trainer.name == "generic":
-        return f"{program}: no trainer that Tarmac knows; preflight reads the tars of open_clip's, watch any"
-    return f"{program}: trains on no WebDataset tars, which are what preflight looks at; give --train-data"
+        return f"{program}: no trainer that Tarmac knows; preflight knows open_clip's, watch takes any"
+    return f"{program}: trains on no WebDataset tars, and preflight examines nothing else; give --train-data"
 
 
 def _bytes_per_s(found: TarSurvey) -> float | None:

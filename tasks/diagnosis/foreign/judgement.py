@@ -55,10 +55,10 @@ def _missing(case: Case) -> Iterator[Finding]:
         return
     wild = "; the trainer expands {000000..000017} and no *" if "*" in (case.data.tars or "") else ""
     severity: Severity = "error" if len(gone) == len(case.survey.tars) else "warning"
-    problem = f"{counted(len(gone), 'shard')} cannot be read; the trainer passes over them"
+    problem = f"{counted(len(gone), 'shard')} cannot be read; the trainer skips them"
     evidence = {"problem": problem, "first": f"{gone[0].location}: {gone[0].damage}"}
     where = {"shard": gone[0].location}
-    yield Finding("shard.missing", severity, f"give shards that are there{wild}", where, evidence)
+    yield Finding("shard.missing", severity, f"give shards that exist{wild}", where, evidence)
 
 
 def _refused(case: Case) -> Iterator[Finding]:
@@ -121,8 +121,8 @@ def _counts(case: Case) -> Iterator[Finding]:
     if abs(stated - valid) > COUNTS_DIFFER * valid:
         option = case.data.samples_option
         problem = (
-            f"{option} says {stated:,} samples, the shards hold {valid:,} that the trainer takes: an epoch "
-            "is another than was meant"
+            f"{option} gives {stated:,} samples, and the trainer takes {valid:,} of the shards: an epoch is "
+            "not what was meant"
         )
         evidence, remedy = {"problem": problem}, f"give {option} {valid}"
         yield Finding("count.mismatch", "warning", remedy, evidence=evidence, flags={option: valid})

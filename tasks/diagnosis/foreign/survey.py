@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -132,16 +132,10 @@ def survey(locations: Sequence[str], is_deep: bool = False, progress: Progress =
     return found
 
 
-def _spread(count: int) -> Iterator[int]:
-    """Yield all of 0..count-1: the first, the last, then ever finer in between."""
-    done: set[int] = set()
-    parts = 1
-    while len(done) < count:
-        for place in (part * (count - 1) // parts for part in range(parts + 1)):
-            if place not in done:
-                done.add(place)
-                yield place
-        parts *= 2
+def _spread(count: int) -> Iterable[int]:
+    """Return all of 0..count-1: the first, the last, then ever finer in between."""
+    divisions = [2**power for power in range(count.bit_length() + 1)]
+    return dict.fromkeys(part * (count - 1) // parts for parts in divisions for part in range(parts + 1))
 
 
 def _survey_tar(location: str, found: TarSurvey, is_deep: bool) -> None:
@@ -166,7 +160,8 @@ def _survey_tar(location: str, found: TarSurvey, is_deep: bool) -> None:
                 last = _end_of(one)
                 _note(one, location, found)
             is_whole = is_deep or next(samples, None) is None
-        _measure(store, name, location, found, is_deep)
+        if not is_remote(location):
+            _measure(store, name, location, found, is_deep)
     except OSError as error:
         damage = f"cannot be read: {error.strerror or error}"
         is_whole = True
@@ -190,18 +185,13 @@ def _note(sample: StoredSample, location: str, found: TarSurvey) -> None:
     content = next((one.content for one in sample.members if one.suffix == "json"), None)
     if content is not None:
         with suppress(Reject):  # the trainer's own decoding judges it
-            fields = object_of(content)
-            found.texts.update(
-                name
-                for name, value in fields.items()
-                if isinstance(value, str) and value.strip() and len(value) <= LONGEST_TEXT
-            )
+            for field, value in object_of(content).items():
+                if isinstance(value, str) and value.strip() and len(value) <= LONGEST_TEXT:
+                    found.texts[field] += 1
 
 
 def _measure(store: Store, name: str, location: str, found: TarSurvey, is_deep: bool) -> None:
-    """Read the size of some images from the head of each, unless the tar is remote."""
-    if is_remote(location):
-        return
+    """Read the size of some images from the head of each."""
     with store.open(name) as file:
         images = (
             member
