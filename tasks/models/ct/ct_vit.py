@@ -34,7 +34,6 @@ class CTViT(nn.Module):
         super().__init__()
         depth, height, width = tower.patch
         voxels = depth * height * width
-        self.tower = tower
         self.to_patch_emb = nn.Sequential(
             Patches(tower), nn.LayerNorm(voxels), nn.Linear(voxels, tower.width), nn.LayerNorm(tower.width)
         )

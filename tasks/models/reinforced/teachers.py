@@ -149,19 +149,15 @@ def reinforce(config: Config, progress: Progress) -> Reinforced:
 def _folder(config: Config) -> Path:
     """Return the folder that the config's build reads, where the tars are written."""
     sources = config.dataset.all_sources
-    source = sources[0]
-    is_there = isinstance(source, ShardsSource) and "://" not in source.path
-    if config.dataset.modality != "reinforced" or len(sources) > 1 or not is_there:
+    path = sources[0].path if isinstance(sources[0], ShardsSource) else ""
+    if config.dataset.modality != "reinforced" or len(sources) > 1 or not path or "://" in path:
         raise UsageError(
             "dataset.source: tarmac reinforce writes the tars that this source reads; set modality: "
             "reinforced and source: {kind: shards, path: FOLDER}"
         )
-    assert isinstance(source, ShardsSource)
-    if pattern_start(source.path) is not None or source.path.endswith(".tar"):
-        raise UsageError(
-            f"dataset.source.path: {source.path} is no folder; tarmac reinforce writes tars into one"
-        )
-    return Path(source.path)
+    if pattern_start(path) is not None or path.endswith(".tar"):
+        raise UsageError(f"dataset.source.path: {path} is no folder; tarmac reinforce writes tars into one")
+    return Path(path)
 
 
 def _captions(path: Path) -> Mapping[str, Sequence[str]]:
