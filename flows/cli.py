@@ -128,7 +128,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _call(words)
     except CycloptsError as error:
-        return _fail(as_json, _wrong_usage(error), 2)
+        command = " ".join(("tarmac", *(error.command_chain or ())))
+        problem, fix = _problem(error)
+        return _fail(as_json, f"{command}: {problem}; {fix or f'see {command} --help'}", 2)
     except TarmacError as error:
         return _fail(as_json, str(error), error.exit_code)
     except ModuleNotFoundError as error:
@@ -199,15 +201,8 @@ def _refuse_empty(app: App, commands: Sequence[str], arguments: ArgumentCollecti
             raise UsageError(f"{command}: {_shown_name(argument)} is empty; see {command} --help")
 
 
-def _wrong_usage(error: CycloptsError) -> str:
-    """Return the line about a command line that cannot be read: what is wrong with it, and the fix."""
-    command = " ".join(("tarmac", *(error.command_chain or ())))
-    problem, fix = _problem(error)
-    return f"{command}: {problem}; {fix or f'see {command} --help'}"
-
-
 def _problem(error: CycloptsError) -> tuple[str, str | None]:
-    """Return what is wrong, and the fix if there is a better one than to read the help."""
+    """Return what is wrong with a command line, and the fix if there is a better one than the help."""
     match error:
         case UnknownCommandError(unused_tokens=[word, *_]) if word.startswith("-"):
             return f"unknown option {word}; options come after the command", None

@@ -46,10 +46,10 @@ def run_of(flow_run: FlowRun) -> RunFolder | None:
 
 def begun() -> RunFolder | None:
     """Return the run that this flow run began in an earlier start and goes on with; None if there is none."""
-    run = _own_run()
-    if run is None or not (record.load_record(run).state == "failed" and not list_checkpoints(run)):
-        return run
-    return None
+    flow_run = control.own_flow_run()
+    run = None if flow_run is None else run_of(flow_run)
+    is_lost = run is not None and record.load_record(run).state == "failed" and not list_checkpoints(run)
+    return None if is_lost else run
 
 
 def due_again() -> datetime | None:
@@ -103,11 +103,6 @@ def crashes_in_a_row(states: Sequence[State], progressed: datetime | None) -> li
             if state.name != INTERRUPTED and (progressed is None or state.timestamp > progressed):
                 found.append(state)
     return found
-
-
-def _own_run() -> RunFolder | None:
-    flow_run = control.own_flow_run()
-    return None if flow_run is None else run_of(flow_run)
 
 
 def _last_progress(run: RunFolder) -> datetime | None:

@@ -89,7 +89,7 @@ def deploy(
     advice = "start one with `tarmac up`, or name one in PREFECT_API_URL"
     if server.address() is None:
         raise UsageError(f"PREFECT_API_URL is not set: deployments need a Prefect server; {advice}")
-    with server.asked(advice) as client:
+    with server.connected(advice) as client:
         found = _ours(client, project.offers, take_over)
         offers = [offer for offer, _ in found]
         gone = _gone(client, offers, project.left_out)

@@ -49,7 +49,7 @@ def how_to_forget() -> str:
 
 
 @contextmanager
-def asked(advice: str) -> Iterator[SyncPrefectClient]:
+def connected(advice: str) -> Iterator[SyncPrefectClient]:
     """Yield a client of the named server, which answers and admits it. UsageError if it does not, with
     `advice` if there is no server."""
     with server_errors_explained(), get_client(sync_client=True) as client:

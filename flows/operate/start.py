@@ -53,7 +53,7 @@ def _prepare(flow_module: str) -> ModuleType:
         with server.started_temporarily():
             return importlib.import_module(flow_module)
     advice = f"start it with `tarmac up`, or `{server.how_to_forget()}` to do without one"
-    with server.asked(advice):
+    with server.connected(advice):
         return importlib.import_module(flow_module)
 
 

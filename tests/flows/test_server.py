@@ -60,7 +60,7 @@ def test_a_server_that_lets_nobody_in_names_the_setting(guarded: str) -> None:
     with (
         temporary_settings({PREFECT_API_URL: guarded}),
         pytest.raises(UsageError, match=r"refuses \(401\): .*; set PREFECT_API_AUTH_STRING") as caught,
-        server.asked("none"),
+        server.connected("none"),
     ):
         pytest.fail("it is let in")
     assert "\n" not in str(caught.value)
