@@ -32,7 +32,7 @@ from tasks.dataset.building.builder import build
 from tasks.dataset.index import read_index
 from tests.dataset import raw, tampering
 from tests.dataset.raw import shards
-from tests.dataset.verify.judging import judged, told
+from tests.dataset.verify.judging import as_lines, judged
 
 SAMPLES = {"digits": 40, "jpegs": 24, "volumes": 12}
 LEVELS = ("quick", "default", "full")
@@ -162,7 +162,7 @@ class Fuzz:
                 if key is not None:
                     require(findings, shard.name, ("member.checksum",), key)
                 strange = [one for one in findings if one.where.get("shard", shard.name) != shard.name]
-                assert not strange, f"blames others:{told(strange)}"
+                assert not strange, f"blames others:{as_lines(strange)}"
         finally:
             tampering.flip(shard.path, offset, bit)
 
@@ -277,7 +277,7 @@ def require(findings: Any, shard: str, codes: tuple[str, ...], key: str | None =
         is_named = one.where.get("shard") == shard and (key is None or one.where.get("key") == key)
         if isinstance(one, Finding) and one.code in codes and is_named:
             return
-    raise AssertionError(f"no {'|'.join(codes)} of {shard} {key or ''} among{told(findings)}")
+    raise AssertionError(f"no {'|'.join(codes)} of {shard} {key or ''} among{as_lines(findings)}")
 
 
 def fuzz(versions: list[Path], flips: int, cuts: int, files: int, seed: int) -> Score:

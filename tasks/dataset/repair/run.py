@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import InitVar, dataclass
 from pathlib import Path
 
@@ -80,13 +80,6 @@ def repair(
         raise DataError(f"{where}: {why}; check its permissions and disk, and repair again") from None
 
 
-def _samples_of(version: Path, split: str) -> Iterator[tuple[str, str]]:
-    """The shard and the key of each sample, by the tables."""
-    for piece in read_pieces(version / samples_name(split), ("shard", "key")):
-        shards, keys = (piece.column(name).to_pylist() for name in ("shard", "key"))
-        yield from ((shard_name(split, shard), key) for shard, key in zip(shards, keys, strict=True))
-
-
 def _leave_out(version: Path, level: Level, progress: Progress) -> Repaired:
     """Set aside the bad samples of a version whose tars others wrote. Where the bytes of a remote tar
     changed, all its samples are set aside, since the loader refuses to copy such a tar."""
@@ -96,9 +89,11 @@ def _leave_out(version: Path, level: Level, progress: Progress) -> Repaired:
     known = {(one.shard, one.key) for one in bad}
     remote = changed.keys() & addresses(version)
     for split in sorted({shard.rpartition("/")[0] for shard in remote}):
-        for shard, key in _samples_of(version, split):
-            if shard in remote and (shard, key) not in known:
-                bad.append(BadSample(split, shard, key, changed[shard]))
+        for piece in read_pieces(version / samples_name(split), ("shard", "key")):
+            for row in piece.to_pylist():
+                shard, key = shard_name(split, row["shard"]), row["key"]
+                if shard in remote and (shard, key) not in known:
+                    bad.append(BadSample(split, shard, key, changed[shard]))
     findings, shards = list(report.findings), {one.shard for one in bad}
     has_all = all(one.where.get("shard") in shards for one in findings)
     aside = _set_aside(version, level, bad, (), adds=has_all)

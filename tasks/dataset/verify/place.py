@@ -11,7 +11,7 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby, islice, takewhile
+from itertools import groupby, takewhile
 from pathlib import Path
 
 from tasks.core.errors import UsageError
@@ -136,14 +136,13 @@ def _refuse_staging(folder: str, folders: Sequence[str], given: str) -> None:
 def _below(folder: str, given: str, folders: Sequence[str]) -> str:
     """The first datasets in a folder, for a message."""
     marks = (CURRENT, VERSIONS, MANIFEST)
-    datasets = (
+    found = [
         os.path.join(given, name)
         for name in folders
         if not is_remote(folder) and any(os.path.lexists(f"{folder}/{name}/{mark}") for mark in marks)
-    )
-    some = list(islice(datasets, MOST_BELOW + 1))
-    more = ", …" if len(some) > MOST_BELOW else ""
-    return f"; give one of those below it: {', '.join(some[:MOST_BELOW])}{more}" if some else ""
+    ]
+    more = ", …" if len(found) > MOST_BELOW else ""
+    return f"; give one of those below it: {', '.join(found[:MOST_BELOW])}{more}" if found else ""
 
 
 def _is_ours(store: Store, folder: str, folders: Sequence[str], files: Sequence[str]) -> bool:
@@ -214,16 +213,16 @@ def _current(
 
 def _lost(folder: str, dataset: str, problem: str) -> ShardLocation:
     """A dataset in `folder`, called `dataset` in commands, that has no current version."""
-    build = "tarmac build CONFIG builds one"
-    fault = file_fault(CURRENT, problem, RESEND if is_remote(folder) else build)
+    if is_remote(folder):
+        return ShardLocation(folder, True, fault=file_fault(CURRENT, problem, RESEND))
     from tasks.dataset import versions  # here, because few datasets have lost their version
 
-    others = [] if is_remote(folder) else versions.list_versions(Path(folder))
-    newest = next((one.name for one in others if layout.is_version(one)), None)
+    fault = file_fault(CURRENT, problem, "tarmac build CONFIG builds one")
+    newest = next((one.name for one in versions.list_versions(Path(folder)) if layout.is_version(one)), None)
     if newest is not None:
-        remedy = f"tarmac versions DATASET rollback {newest} makes the newest version there current, {build}"
+        rollback = f"tarmac versions DATASET rollback {newest} makes the newest version there current"
         command = f"tarmac versions {shlex.quote(dataset)} rollback {newest}"
-        fault = replace(fault, fix=remedy, command=command)
+        fault = replace(fault, fix=f"{rollback}, {fault.fix}", command=command)
     return ShardLocation(folder, True, fault=fault)
 
 

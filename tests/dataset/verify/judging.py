@@ -39,7 +39,7 @@ def _hang(*_: object) -> None:
     raise Hung
 
 
-def told(findings: Iterable[Finding]) -> str:
+def as_lines(findings: Iterable[Finding]) -> str:
     """The first of them, a line each."""
     lines = [f"{one.code} {' '.join(map(str, one.where.values()))} {dict(one.evidence)}" for one in findings]
     return "".join(f"\n    {line[:160]}" for line in lines[:12])

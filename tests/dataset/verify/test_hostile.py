@@ -79,7 +79,7 @@ def codes(found: ShardResult) -> set[str]:
     return {one.code for one in found.faults}
 
 
-def told(found: ShardResult, code: str) -> list[tuple[str | None, str | None]]:
+def places_of(found: ShardResult, code: str) -> list[tuple[str | None, str | None]]:
     return [(one.where.get("key"), one.where.get("member")) for one in found.faults if one.code == code]
 
 
@@ -138,7 +138,7 @@ def test_no_pickle_is_executed(tmp_path: Path, suffix: str, decodes: bool) -> No
     found = judged(tmp_path, data, decodes)
     is_by_name = suffix.endswith(("pyd", "pkl", "pickle"))
     is_seen = is_by_name or (decodes and suffix not in ("gz", "bin"))
-    assert told(found, "member.unsafe" if is_by_name else "member.undecodable") == (
+    assert places_of(found, "member.unsafe" if is_by_name else "member.undecodable") == (
         [("20", suffix)] if is_seen else []
     )
     assert found.undecoded == ({"bin"} if decodes and suffix == "bin" else set())
@@ -213,7 +213,7 @@ def test_no_bomb_goes_off(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(checks, "MOST_UNPACKED", MOST_UNPACKED)
     suffix, make = BOMBS[name]
     found = judged(tmp_path, sample("a", **GOOD) + entry(f"b.{suffix}", make()) + END)
-    assert told(found, "member.undecodable") == [("b", suffix)]
+    assert places_of(found, "member.undecodable") == [("b", suffix)]
 
 
 UNSAFE: dict[str, tuple[dict[str, Any], str]] = {

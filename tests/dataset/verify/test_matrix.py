@@ -23,7 +23,7 @@ from tests.dataset.raw import chat
 from tests.dataset.verify import faults_of_shards as faults
 from tests.dataset.verify.faults_of_shards import LEVELS, Fault, World
 from tests.dataset.verify.injectors import EXECUTED
-from tests.dataset.verify.judging import judged, told
+from tests.dataset.verify.judging import as_lines, judged
 from tests.dataset.verify.places import Hit, Place
 
 SINGLE = [*faults.PICTURES, *faults.VOLUMES, *faults.CHATS]
@@ -190,7 +190,7 @@ def test_what_is_sound_has_no_findings(world: World, data: str, fresh: Callable[
     version = fresh(data)
     put_in(world, version, [])
     for level in LEVELS:
-        assert not told(judged(version, level).findings)
+        assert not as_lines(judged(version, level).findings)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_a_fault_is_found_and_named_and_nothing_else_is(
         TALLY.found["alone", level] += len(expected) - len(lacking)
         beside = sorted({finding.code for finding in findings} - allowed)
         if lacking or beside or (expected and is_ok):
-            wrong.append(f"{level}: lacks {lacking}, has beside {beside}, tells{told(findings)}")
+            wrong.append(f"{level}: lacks {lacking}, has beside {beside}, tells{as_lines(findings)}")
     assert not wrong, "\n".join(wrong)
 
 
@@ -255,7 +255,7 @@ def lost_together(
     TALLY.found[kind, level] += len(expected) - len(lacking)
     if lacking or (expected and is_ok):
         names = " + ".join(fault.name for fault, _ in some)
-        lost.append(f"{level}: {names}: not found: {lacking}{told(findings)}")
+        lost.append(f"{level}: {names}: not found: {lacking}{as_lines(findings)}")
     return lost
 
 
@@ -295,7 +295,7 @@ def test_pairs_of_faults_in_one_shard_never_hide_each_other(
         found = len(missed(findings, expected, hit)) < len(expected)
         TALLY.found["pairs in one shard", level] += found
         if expected and (is_ok or not found):
-            lost.append(f"{level}: {one} + {other}, none of {expected}{told(findings)}")
+            lost.append(f"{level}: {one} + {other}, none of {expected}{as_lines(findings)}")
     assert not lost, "\n".join(lost)
 
 

@@ -60,7 +60,7 @@ def found(path: Any, level: Any = "default") -> list[Finding]:
     return list(verify(path if isinstance(path, str) else str(path), level).findings)
 
 
-def told(path: Any, level: Any = "default") -> list[tuple[str, str]]:
+def reported(path: Any, level: Any = "default") -> list[tuple[str, str]]:
     """Codes and the shards or files they are about."""
     return [(one.code, str(one.where.get("shard") or one.where.get("file"))) for one in found(path, level)]
 
@@ -81,8 +81,8 @@ def test_tars_of_others_are_sound_however_they_are_named(tars: Path, pattern: st
 def test_a_pattern_promises_each_of_its_names(tars: Path, level: Any) -> None:
     last = len(list((tars / "train").glob("*.tar")))
     lacking = [("shard.missing", f"{last:06d}.tar"), ("shard.missing", f"{last + 1:06d}.tar")]
-    assert told(f"{tars}/train/{{000000..{last + 1:06d}}}.tar", level) == lacking
-    assert told(f"{tars}/train/{{000000,{last + 1:06d}}}.tar", level) == lacking[1:]
+    assert reported(f"{tars}/train/{{000000..{last + 1:06d}}}.tar", level) == lacking
+    assert reported(f"{tars}/train/{{000000,{last + 1:06d}}}.tar", level) == lacking[1:]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_holes(names: list[str], lacking: list[str]) -> None:
 
 def test_a_sizes_json_that_is_torn_or_of_another_form(tars: Path) -> None:
     (tars / "val" / "sizes.json").write_text('{"000000.tar": ')
-    assert told(tars) == [("manifest.invalid", "val/sizes.json")]
+    assert reported(tars) == [("manifest.invalid", "val/sizes.json")]
     (tars / "val" / "sizes.json").write_text('{"shards": [1, 2]}')
     report = verify(tars)
     assert report.findings == [] and any("val/sizes.json" in one for one in report.not_seen)
@@ -116,7 +116,7 @@ def test_a_folder_is_tarmacs_by_any_of_its_files(dataset: Path, tmp_path: Path, 
     for path in version.iterdir():
         if path.name not in (sign, "train", "val"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    assert {code for code, _ in told(version)} >= {"manifest.invalid"}
+    assert {code for code, _ in reported(version)} >= {"manifest.invalid"}
     shutil.rmtree(version / sign) if (version / sign).is_dir() else (version / sign).unlink()
     assert found(version, "full") == []
 
@@ -126,14 +126,14 @@ def test_a_dataset_whose_current_version_is_gone(dataset: Path) -> None:
     name = version.name
     assert found(dataset) == []
     (dataset / "current").unlink()
-    assert told(dataset) == [("manifest.invalid", "current")]
+    assert reported(dataset) == [("manifest.invalid", "current")]
     (dataset / "current").write_text(f"{name}\n")
     assert found(dataset) == [], "as in a bucket, or a copy of one"
     (dataset / "current").write_text("0123456789ab")
-    assert told(dataset) == [("manifest.invalid", "current")]
+    assert reported(dataset) == [("manifest.invalid", "current")]
     (dataset / "current").unlink()
     (dataset / "current").symlink_to("versions/0123456789ab")
-    assert told(dataset) == [("manifest.invalid", "current")]
+    assert reported(dataset) == [("manifest.invalid", "current")]
 
 
 @pytest.fixture
@@ -227,8 +227,8 @@ def test_a_folder_that_holds_nothing_to_judge(two: tuple[Path, str, str], tmp_pa
     ):
         with pytest.raises(UsageError) as caught:
             verify(folder)
-        told = f"; give one of those below it: {', '.join(map(str, below))}" if below else ""
-        assert str(caught.value) == f"DATASET: {folder} holds no dataset and no tar{told}"
+        hint = f"; give one of those below it: {', '.join(map(str, below))}" if below else ""
+        assert str(caught.value) == f"DATASET: {folder} holds no dataset and no tar{hint}"
     for number in range(5):
         (tmp_path / "many" / f"{number}" / "versions").mkdir(parents=True)
     with pytest.raises(UsageError, match=r"many/0, .*many/1, .*many/2, …$"):
@@ -305,7 +305,7 @@ def test_gzip_is_read_as_other_loaders_read_it(tmp_path: Path) -> None:
     folder.mkdir()
     for name in ("0.tar.gz", "1.tgz"):
         (folder / name).write_bytes(gzip.compress(data))
-    assert set(told(folder)) == {("sample.duplicate_key", "1.tgz")}
+    assert set(reported(folder)) == {("sample.duplicate_key", "1.tgz")}
     (folder / "1.tgz").unlink()
     for level in LEVELS:
         assert found(folder, level) == []
@@ -315,31 +315,32 @@ def test_gzip_is_read_as_other_loaders_read_it(tmp_path: Path) -> None:
     for wrong in (b"a text\n", data, b"\x1f"):
         (folder / "0.tar.gz").write_bytes(wrong)
         for level in LEVELS:
-            assert told(folder, level) == [("shard.checksum", "0.tar.gz")]
+            assert reported(folder, level) == [("shard.checksum", "0.tar.gz")]
     zipped = gzip.compress(data)
     for cut in (0, 5, len(zipped) // 2, len(zipped) - 400):
         (folder / "0.tar.gz").write_bytes(zipped[:cut])
-        assert {code for code, _ in told(folder)} <= {"shard.truncated", "sample.missing_member"} and told(
-            folder
-        )
+        assert {code for code, _ in reported(folder)} <= {
+            "shard.truncated",
+            "sample.missing_member",
+        } and reported(folder)
     (folder / "0.tar.gz").write_bytes(zipped[:-4])
-    assert told(folder) == [("shard.checksum", "0.tar.gz")]
+    assert reported(folder) == [("shard.checksum", "0.tar.gz")]
     flip(folder / "0.tar.gz", len(zipped) // 2)
-    assert ("shard.checksum", "0.tar.gz") in told(folder)
+    assert ("shard.checksum", "0.tar.gz") in reported(folder)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_what_nobody_looked_into_is_no_sound_tar(tmp_path: Path, level: Any) -> None:
     write_tar(tmp_path / "0.tar", ["a"])
     (tmp_path / "1.tar.zst").write_bytes(b"\x28\xb5\x2f\xfd" + bytes(100))
-    assert told(tmp_path, level) == [("shard.checksum", "1.tar.zst")]
+    assert reported(tmp_path, level) == [("shard.checksum", "1.tar.zst")]
     assert "zstd" in found(tmp_path, level)[0].evidence["problem"]
 
 
 def test_a_tar_without_samples(tmp_path: Path) -> None:
     write_tar(tmp_path / "0.tar", ["a"])
     write_tar(tmp_path / "1.tar", [])
-    assert told(tmp_path) == [("shard.count", "1.tar")]
+    assert reported(tmp_path) == [("shard.count", "1.tar")]
 
 
 def test_keys_of_others_cannot_act_on_the_terminal(tmp_path: Path) -> None:
@@ -375,7 +376,7 @@ def test_a_version_on_a_web_server(dataset: Path, level: Any) -> None:
         assert report.findings == [] and any("web server" in one for one in report.not_seen)
         (version / "val" / "000001.tar").unlink()
         flip(version / "samples" / "val.parquet", 200)
-        assert told(address, level) == [
+        assert reported(address, level) == [
             ("manifest.invalid", "samples/val.parquet"),
             ("shard.missing", "val/000001.tar"),
         ]
@@ -390,6 +391,6 @@ def test_a_folder_that_cannot_be_listed(tars: Path, dataset: Path, monkeypatch: 
         return listed(store, folder)
 
     monkeypatch.setattr(LocalStore, "entries", entries)
-    assert {code for code, place in told(dataset) if place.startswith("val/")} == {"shard.missing"}
+    assert {code for code, place in reported(dataset) if place.startswith("val/")} == {"shard.missing"}
     with pytest.raises(UsageError, match=r"^DATASET: .*/val cannot be listed: Permission denied"):
         verify(tars)
