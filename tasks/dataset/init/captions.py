@@ -96,7 +96,7 @@ def unused_table(inventory: Inventory, table: SurveyedTable) -> str:
 
 
 def _of_table(inventory: Inventory, table: SurveyedTable) -> Reading | None:
-    """A table of images with captions, or with the names of their classes, as Hugging Face's `ClassLabel`."""
+    """Read a table of images with captions, or with class names, as from Hugging Face's `ClassLabel`."""
     image = image_column(table)
     if image is None:
         return None
@@ -245,7 +245,7 @@ def _different(column: ColumnCounts, among: str) -> str:
 
 
 def _beside(inventory: Inventory, images: Sequence[str], kind: str) -> Reading | None:
-    """Captions in a file with the image's name."""
+    """Read the captions from files with the images' names."""
     partners = {posixpath.splitext(file)[0]: file for file in inventory.of([f".{kind}"])}
     paired = [image for image in images if posixpath.splitext(image)[0] in partners]
     if len(paired) < FEWEST * len(images):

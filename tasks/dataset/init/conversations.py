@@ -25,7 +25,7 @@ OTHER_TURNS = ({"from", "value"}, {"role", "content"})
 
 
 def conversation_readings(inventory: Inventory, tables: SurveyedTables) -> list[Reading]:
-    """One reading of all files with conversations, as subsets of one source."""
+    """Return one reading of all files with conversations, as subsets of one source, or else one per table."""
     found = [one for one in tables.joined if suffix_of(one.file) in SUFFIXES and _texts_column(one)]
     is_all = inventory.is_folder and not inventory.datasets
     if found and is_all and sum(len(one.files) for one in found) == len(inventory.of(SUFFIXES)):

@@ -73,7 +73,6 @@ class TarFolder:
     looked_at: int = 0
     bytes: int = 0
     suffixes: Counter[str] = field(default_factory=Counter)
-    keys: set[str] = field(default_factory=set)
     first_in: dict[str, str] = field(default_factory=dict)
     """The first tar that holds each whole key."""
     restarts: bool = False
@@ -84,6 +83,10 @@ class TarFolder:
     is_estimate: bool = False
     teacher_width: int | None = None
     """Width of the embeddings in the first sample that has any; None where they cannot be read."""
+
+    @property
+    def keys(self) -> set[str]:
+        return set(map(posixpath.basename, self.first_in))
 
     def share(self, suffix: str) -> float:
         return self.suffixes[suffix] / max(self.looked_at, 1)
@@ -250,7 +253,6 @@ def _survey_tar(inventory: Inventory, file: str, found: TarFolder) -> float:
 
 def _add(sample: StoredSample, found: TarFolder) -> None:
     found.looked_at += 1
-    found.keys.add(posixpath.basename(sample.key))
     found.suffixes.update(sample.suffixes)
     contents = contents_of(sample)
     if contents.keys() & {reinforced.NPZ, reinforced.PTH}:

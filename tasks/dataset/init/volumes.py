@@ -91,20 +91,32 @@ Role = Literal["reports", "labels", "metadata"]
 
 @dataclass(frozen=True)
 class VolumeTable:
-    """A table whose column `key` has `names` of the volumes; `path` is a pattern for several files."""
+    """A table, in one or several files, whose column `key` has `names` of the volumes."""
 
     role: Role
-    path: str
+    paths: tuple[str, ...]
     key: str
     names: frozenset[str]
     table: SurveyedTable
+
+    @property
+    def path(self) -> str:
+        return self.paths[0] if len(self.paths) == 1 else f"{{{','.join(self.paths)}}}"
+
+    def with_rows_of(self, other: VolumeTable) -> VolumeTable | None:
+        """Return both as one table; None unless they have the same columns and name different volumes."""
+        paths = self.paths + other.paths
+        is_alike = self.key == other.key and self.table.columns.keys() == other.table.columns.keys()
+        if not is_alike or self.names & other.names or set("{,}") & set("".join(paths)):
+            return None
+        return replace(self, paths=paths, names=self.names | other.names)
 
     @property
     def columns(self) -> list[ColumnCounts]:
         return [column for name, column in self.table.columns.items() if name != self.key]
 
     def proposed(self, volumes: int, *notes: str, is_alternative: bool = False) -> ConfigKey:
-        """The block of the config for this table, and how many of the `volumes` it names."""
+        """Return the config's block for this table, with how many of the `volumes` it names."""
         value: dict[str, object] = {"path": self.path, "key": self.key}
         matches = f"matches {count(len(self.names))} of {count(volumes)} files"
         evidence = [f"{self.key} in {self.path} {matches}", *notes]
@@ -148,7 +160,7 @@ def _sides(some: Sequence[Sequence[float]]) -> str:
 
 
 def volume_readings(inventory: Inventory, tables: SurveyedTables) -> list[Reading]:
-    """One reading per format, where a table of reports names its files."""
+    """Return a reading for each format whose files a table of reports names."""
     formats = (("nifti", NIFTI), ("npz", NPZ)) if inventory.is_folder else ()
     found = (_reading(inventory, kind, inventory.of(suffixes), tables) for kind, suffixes in formats)
     return [one for one in found if one is not None]
@@ -219,7 +231,7 @@ def _reading(
         ConfigKey("kind", kind),
         ConfigKey("path", inventory.given, f"{count(len(files))} {suffix_of(files[0])}; {voxels.described}"),
         patient,
-        *(table.proposed(len(files)) for table in tables.values() if table is not metadata),
+        *(tables[role].proposed(len(files)) for role in ("reports", "labels") if role in tables),
         *voxels.keys,
     ]
     has_spacing = kind == "nifti" or metadata is not None
@@ -313,18 +325,16 @@ def _tables_about(
     names = frozenset(stem(file.rpartition("/")[2]) for file in files)
     surveyed = all_tables.each or _tables_around(inventory)
     tables = [table for one in surveyed if (table := _table(inventory, one, names)) is not None]
-    tables.sort(key=lambda one: (-len(one.names), one.path))
-    by_role: dict[Role, list[VolumeTable]] = {"reports": [], "labels": [], "metadata": []}
-    for table in tables:
-        by_role[table.role].append(table)
     chosen: dict[Role, VolumeTable] = {}
     unused: list[str] = []
-    for role, candidates in by_role.items():
-        if candidates:
-            chosen[role], others = _joined(candidates)
-            unused += [shown(table.path) for table in others]
-    others_shown = enumerate_names(unused)
-    return chosen, [f"not used, as other tables name these volumes: {others_shown}"] if unused else []
+    for table in sorted(tables, key=lambda one: (-len(one.names), one.path)):
+        joined = chosen[table.role].with_rows_of(table) if table.role in chosen else table
+        if joined is None:
+            unused.append(shown(table.path))
+        else:
+            chosen[table.role] = joined
+    others = enumerate_names(unused)
+    return chosen, [f"not used, as other tables name these volumes: {others}"] if unused else []
 
 
 def _tables_around(inventory: Inventory) -> list[SurveyedTable]:
@@ -334,20 +344,6 @@ def _tables_around(inventory: Inventory) -> list[SurveyedTable]:
         return []
     tables = [f"../{file}" for file in files if suffix_of(file) in TABLES and file[0] != "."]
     return [survey_table(inventory, file, FEW_ROWS) for file in tables[:MOST_TABLES]]
-
-
-def _joined(tables: Sequence[VolumeTable]) -> tuple[VolumeTable, list[VolumeTable]]:
-    """Return the first table, joined with those of the same columns about other volumes, and the rest."""
-    first, paths, names, others = tables[0], [tables[0].path], tables[0].names, []
-    for table in tables[1:]:
-        is_alike = table.key == first.key and table.table.columns.keys() == first.table.columns.keys()
-        if is_alike and names.isdisjoint(table.names) and not set("{,}") & set(first.path + table.path):
-            paths.append(table.path)
-            names |= table.names
-        else:
-            others.append(table)
-    path = first.path if len(paths) == 1 else f"{{{','.join(paths)}}}"
-    return replace(first, path=path, names=names), others
 
 
 def _table(inventory: Inventory, table: SurveyedTable, volumes: frozenset[str]) -> VolumeTable | None:
@@ -367,7 +363,7 @@ def _table(inventory: Inventory, table: SurveyedTable, volumes: frozenset[str]) 
         role = "labels"
     else:
         return None
-    return VolumeTable(role, table.file, key, frozenset(matches[key]), table)
+    return VolumeTable(role, (table.file,), key, frozenset(matches[key]), table)
 
 
 def _matches(
