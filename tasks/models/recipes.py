@@ -98,7 +98,8 @@ class Recipe(Protocol):
         """Return the part of the model, one of the options' `parts`, that holds this parameter or module."""
 
     def is_decayed(self, name: str, parameter: Tensor) -> bool:
-        """Whether weight decay acts on the parameter."""
+        """Whether weight decay acts on the parameter: on matrices, unless a recipe decides otherwise."""
+        return parameter.ndim >= 2
 
 
 def module_of(train: Train) -> str:

@@ -28,7 +28,6 @@ Row = Mapping[str, Any]
 class Training:
     """A summary of a run's metrics; a figure is None where no row has it."""
 
-    first_step: int
     last_step: int
     first_loss: float | None
     last_loss: float | None
@@ -61,7 +60,6 @@ def summarize(rows: Sequence[Row]) -> Training | None:
         for key in ("train/loss", "val/loss", "train/samples_per_s")
     )
     return Training(
-        first_step=min(steps),
         last_step=max(steps),
         first_loss=losses[0] if losses else None,
         last_loss=losses[-1] if losses else None,

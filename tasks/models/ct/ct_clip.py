@@ -31,6 +31,7 @@ from tasks.loader.workers import Transform
 from tasks.models.ct.ct_clip_options import CtClipOptions, Sides
 from tasks.models.ct.ct_reports import ReportTower, reports_of
 from tasks.models.ct.ct_vit import CTViT
+from tasks.models.recipes import Recipe
 from tasks.models.task import Contrastive, Embedder, Features, Loss
 
 HIGHEST_LOGIT_SCALE = math.log(100)
@@ -48,7 +49,7 @@ UNUSED = re.compile(
 """Parameters in CT-CLIP's files that play no part in comparing a volume with a report."""
 
 
-class CtClipRecipe:
+class CtClipRecipe(Recipe):
     """CT-CLIP and models of its architecture."""
 
     adam = ADAM
@@ -77,9 +78,6 @@ class CtClipRecipe:
         if first in ("visual_transformer", "to_visual_latent"):
             return "vision"
         return "temperature" if first == "temperature" else "text"
-
-    def is_decayed(self, name: str, parameter: Tensor) -> bool:
-        return parameter.ndim >= 2
 
 
 class CtClip(nn.Module):

@@ -24,6 +24,7 @@ from tasks.core.errors import DataError, UsageError
 from tasks.loader.collate import Batch, Collate
 from tasks.loader.decoders import decode_image, decode_json, picture_size
 from tasks.loader.workers import Transform
+from tasks.models.recipes import Recipe
 from tasks.models.task import Answerer, Loss, Question, Task
 from tasks.models.vlm.chat_text import ASSISTANT, NOT_A_TARGET, USER, ChatMessage, ChatText, Encoded, Grid
 from tasks.models.vlm.vlm_options import VlmOptions
@@ -122,7 +123,7 @@ class ChatTransform:
         return len(self._chat.encode(sample, sizes).tokens), len(sizes)
 
 
-class VlmRecipe:
+class VlmRecipe(Recipe):
     """Vision-language models by the names of their parts, trained the way nanoVLM does."""
 
     collate: Collate
@@ -169,9 +170,6 @@ class VlmRecipe:
 
     def part_of(self, name: str) -> str:
         return name.partition(".")[0]
-
-    def is_decayed(self, name: str, parameter: Tensor) -> bool:
-        return parameter.ndim >= 2
 
 
 class VisionLanguageModel(nn.Module):
