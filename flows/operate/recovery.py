@@ -5,6 +5,15 @@ After a restart of the machine nobody has reported the end of its flow runs, and
 happened shortly before: its automations would take a quarter of an hour. Whoever starts the worker knows
 better: the server lists the runs of the worker of this name, and each of them that lives has a process here.
 
+A dead process of a flow run is noticed, the quickest first, by
+- Prefect's worker, by the exit code, while the worker lives;
+- `tasks.guard`, a process beside the flow, seconds after flow and worker were killed together;
+- this module, when the worker ends in an orderly way or starts again, for all that a lost machine left;
+- the automation tarmac-zombies, by the missing pulse after three minutes, for a machine that stays away and
+  for runs that a terminal has started.
+
+Each is the only one in its case. The server's own clean-up closes the tasks of cancelled flow runs alone.
+
 A worker is known by its name, which distinguishes machines of one host name and folders of one name.
 """
 
