@@ -182,3 +182,6 @@ class ArrowBatches:
 
     def __getitem__(self, number: int) -> Any:
         return pa.Table.from_batches([self._reader.get_batch(number)])
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[number] for number in range(len(self)))

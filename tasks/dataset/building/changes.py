@@ -189,9 +189,8 @@ class _Comparison:
     def compare_sidecars(self, version: Path, untouched: set[tuple[str, str | None]]) -> None:
         """Compare by the version's sidecars. All samples of an untouched shard still exist unchanged."""
         with contextlib.suppress(OSError, ValueError, pa.ArrowException):  # verify reports damage
-            batches = ArrowBatches(version / INPUTS, ("planned", "blake3", "reason", *MADE_OF))
-            for number in range(len(batches)):
-                table = accepted(batches[number])
+            for batch in ArrowBatches(version / INPUTS, ("planned", "blake3", "reason", *MADE_OF)):
+                table = accepted(batch)
                 if table.num_rows and _name(table) in untouched:
                     self.read += table.num_rows
                 else:
@@ -226,12 +225,9 @@ def _note_converted(before: Path, made: Path, catalogue: Catalogue) -> set[tuple
     version before has already."""
     had: set[tuple[str, str | None]] = set()
     with contextlib.suppress(OSError, ValueError, pa.ArrowException):
-        batches = ArrowBatches(before / INPUTS, ("planned", "blake3"))
-        had = {_name(batches[number]) for number in range(len(batches))}
-    batches = ArrowBatches(made, ("planned", "blake3", "reason", *MADE_OF))
+        had = {_name(table) for table in ArrowBatches(before / INPUTS, ("planned", "blake3"))}
     found = set()
-    for number in range(len(batches)):
-        table = batches[number]
+    for table in ArrowBatches(made, ("planned", "blake3", "reason", *MADE_OF)):
         if _name(table) in had:
             found.add(_name(table))
             continue

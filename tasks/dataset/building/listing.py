@@ -80,7 +80,7 @@ class SourceListing:
         self._wanted = wanted
         self._keys = None if wanted is None else {key for keys in wanted.values() for key in keys}
         self._containers = containers
-        self._seen = 0
+        self._listed = 0
         self._origins = source_digests(config.dataset, self._sources)
         self._rules = "".join([digest(SCHEMA), Fingerprint(config).hexdigest(), *self._origins])
         self._is_kept = all(source.is_sequential for source in self._sources)
@@ -212,7 +212,7 @@ class SourceListing:
         is_same = known == (now if catalogue.fact("planned") else now[: len(known)])
         if not (is_same and is_whole(self._folder / FOLDER, _spilled(catalogue))):
             return False
-        self._seen = catalogue.fact("seen") or 0
+        self._listed = catalogue.fact("seen") or 0
         with catalogue.transaction():
             catalogue.forget_unread()
             for index, container in now[len(known) :]:
@@ -254,7 +254,7 @@ class SourceListing:
         rejected: list[RejectedSample] = []
         filtered = unread = 0
         is_cut_short = False
-        first = number = (index << SOURCE_BITS) + self._seen
+        first = number = (index << SOURCE_BITS) + self._listed
         for number, item in enumerate(source.items(container), first + 1):
             if running is not None:
                 running.add_item(source, item)
@@ -273,11 +273,11 @@ class SourceListing:
                 rejected.append(RejectedSample(number, key, name, *why, item.place, item.file))
             if (number - first) % AT_ONCE == 0:
                 self._write(listed, rejected)
-                self._progress(self._seen + number - first, 0, NOTE)
+                self._progress(self._listed + number - first, 0, NOTE)
         self._write(listed, rejected)
-        self._seen += number - first
+        self._listed += number - first
         self.catalogue.close_container(index, container.name, filtered)
-        self.catalogue.note("seen", self._seen)
+        self.catalogue.note("seen", self._listed)
         self._count("unread_containers", unread)
         self._count("cut_short", is_cut_short)
         return number > first

@@ -216,9 +216,7 @@ def known_shards(dataset: Path, catalogue: Catalogue) -> dict[int, KnownShard]:
     now = None if linked is None else linked.resolve()
     for version in sorted(versions.list_versions(dataset), key=lambda version: version.resolve() != now):
         with suppress(OSError, pa.ArrowException, ValueError):  # verify reports damage
-            batches = ArrowBatches(version / INPUTS, LOOKED_AT)
-            for number in range(len(batches)):
-                table = batches[number]
+            for number, table in enumerate(ArrowBatches(version / INPUTS, LOOKED_AT)):
                 ordinal = catalogue.ordinal(first(table, "planned"))
                 if ordinal is None or holds_transient(table):
                     continue
