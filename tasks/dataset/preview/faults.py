@@ -10,7 +10,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import NamedTuple
@@ -246,17 +246,14 @@ def commands(checked: Checked, version: Path, is_private: bool = False) -> Seque
         does = "writes a config that builds a dataset from the sound samples of these tars."
         return (
             (f"tarmac init {dataset}", does),
-            (verify, "names each faulty sample, and decodes all members."),
+            (verify, "decodes all members and names each faulty sample."),
         )
     is_decoded = any(found.code == "member.undecodable" for found in checked.report.findings)
     # only level full finds what decoding alone shows
     repair = f"tarmac repair {dataset} --full" if is_decoded else f"tarmac repair {dataset}"
     return (
         (repair, "makes damaged files again, to the same bytes, and leaves sound ones as they are."),
-        (
-            f"{repair} --quarantine",
-            "makes training skip the samples whose source is damaged too.",
-        ),
+        (f"{repair} --quarantine", "makes training skip the samples whose source is damaged too."),
         (f"tarmac versions {dataset}", "lists earlier versions; a sound one can be made current (rollback)."),
         (verify, "checks afterwards that everything is sound."),
     )
@@ -283,14 +280,10 @@ def faulty_tiles(version: Path, findings: Sequence[Finding], modality: str) -> l
     tiles: dict[tuple[str, str], Tile] = {}
     for shard in dict.fromkeys(shard for shard, _ in chosen):
         keys = {key for own, key in chosen if own == shard}
-        found = salvage(version / shard, keys)
+        found = {key: tile_of(one, modality, shard) for key, one in salvage(version / shard, keys).items()}
         for key in keys:
-            if key in found:
-                tile = tile_of(found[key], modality, shard)
-            else:
-                tile = Tile(legible(key, 80), shard, faults=["nothing of it can be read"])
-            tile.codes = chosen[shard, key]
-            tiles[shard, key] = tile
+            lost = Tile(legible(key, 80), shard, faults=["nothing of it can be read"])
+            tiles[shard, key] = replace(found.get(key, lost), codes=chosen[shard, key])
     return [tiles[sample] for sample in chosen]
 
 

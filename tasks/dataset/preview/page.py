@@ -24,14 +24,7 @@ from tasks.dataset.build_info import read_build_info
 from tasks.dataset.layout import CURRENT, SHARDS, linked, resolve
 from tasks.dataset.manifest import Manifest, passed_over_lines, read_manifest
 from tasks.dataset.preview import numbers
-from tasks.dataset.preview.faults import (
-    Checked,
-    Faults,
-    commands,
-    faults_of,
-    faulty_tiles,
-    is_built,
-)
+from tasks.dataset.preview.faults import Checked, Faults, commands, faults_of, faulty_tiles, is_built
 from tasks.dataset.preview.numbers import CountTokens
 from tasks.dataset.preview.samples import SampleReader, choose_rows
 from tasks.dataset.preview.tiles import SHOWN, Tile, legible, read_tile, without_folder
@@ -164,7 +157,14 @@ def gather_page(
             if manifest.modality in numbers.TOKENIZED and manifest.accepted:
                 _add_tokens(content, samples, version, count_tokens)
     if checked is not None:
-        _add_faults(content, version, checked)
+        faults = content.faults = faults_of(checked, version, bool(content.private))
+        modality = content.manifest.modality if content.manifest else None
+        if not content.private and modality is None:
+            faults.missing.append(
+                "Faulty samples are not shown: without the manifest their modality is unknown."
+            )
+        elif not content.private and modality in SHOWN:
+            faults.tiles = faulty_tiles(version, checked.report.findings, modality)
     return content
 
 
@@ -200,9 +200,8 @@ def _add_gallery(
     content: Content, samples: Mapping[str, int], modality: str, version: Path, progress: Progress
 ) -> None:
     if modality not in SHOWN:
-        content.missing.append(
-            f"This version of Tarmac cannot show samples of modality {legible(modality, 80)}."
-        )
+        named = legible(modality, 80)
+        content.missing.append(f"This version of Tarmac cannot show samples of modality {named}.")
         return
     chosen = choose_rows(samples, modality)
     total, done = sum(map(len, chosen.values())), 0
@@ -222,22 +221,10 @@ def _add_tokens(
 ) -> None:
     """Add the tokens per caption of a limited number of captions."""
     if count_tokens is None:
-        content.no_tokens = (
-            "Tokens per caption are left out, because no tokenizer is installed (open_clip has one)."
-        )
+        content.no_tokens = "Tokens per caption are left out: no tokenizer is installed (open_clip has one)."
         return
     lengths = numbers.token_lengths(version, samples, count_tokens)
     column = numbers.NumberColumn("tokens", "Tokens per caption", "tokens", {"a sample of all": lengths})
     content.rows += numbers.table_rows([column])
-    chart = numbers.token_chart(lengths)
-    content.charts += [chart] if chart is not None else []
-
-
-def _add_faults(content: Content, version: Path, checked: Checked) -> None:
-    faults = content.faults = faults_of(checked, version, bool(content.private))
-    if content.private:
-        return
-    if content.manifest is None:
-        faults.missing.append("Faulty samples are not shown: without the manifest their modality is unknown.")
-    elif content.manifest.modality in SHOWN:
-        faults.tiles = faulty_tiles(version, checked.report.findings, content.manifest.modality)
+    if (chart := numbers.token_chart(lengths)) is not None:
+        content.charts.append(chart)
