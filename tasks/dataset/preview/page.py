@@ -158,13 +158,11 @@ def gather_page(
                 _add_tokens(content, samples, version, count_tokens)
     if checked is not None:
         faults = content.faults = faults_of(checked, version, bool(content.private))
-        modality = content.manifest.modality if content.manifest else None
-        if not content.private and modality is None:
-            faults.missing.append(
-                "Faulty samples are not shown: without the manifest their modality is unknown."
-            )
-        elif not content.private and modality in SHOWN:
-            faults.tiles = faulty_tiles(version, checked.report.findings, modality)
+        if not content.private and content.manifest is None:
+            lost = "Faulty samples are not shown: without the manifest their modality is unknown."
+            faults.missing.append(lost)
+        elif not content.private and content.manifest and content.manifest.modality in SHOWN:
+            faults.tiles = faulty_tiles(version, checked.report.findings, content.manifest.modality)
     return content
 
 
