@@ -33,15 +33,11 @@ def build(
     /,
     *,
     changes: Changes = None,
-    rehash: Annotated[
-        bool, Parameter(help="Compare the content of all raw files, not only their sizes and times.")
-    ] = False,
+    rehash: Annotated[bool, Parameter(help="Compare raw files by content, not by size and time.")] = False,
     accept_loss: Annotated[
         bool, Parameter(help="Publish a version that has lost or replaced more than 5 % of the samples.")
     ] = False,
-    no_wait: Annotated[
-        bool, Parameter(help="Fail when somebody else is building the dataset, instead of waiting.")
-    ] = False,
+    no_wait: Annotated[bool, Parameter(help="Fail instead of waiting for another builder.")] = False,
     as_json: AsJson = False,
 ) -> int:
     """Turn raw data into verified shards with a manifest.
@@ -203,9 +199,7 @@ def _built_lines(
 
 def versions(
     dataset: Annotated[Path, Parameter(help="The folder of a dataset.")],
-    action: Annotated[
-        Literal["list", "rollback", "prune"], Parameter(help="What to do (default: list).")
-    ] = "list",
+    action: Annotated[Literal["list", "rollback", "prune"], Parameter(help="Default: list.")] = "list",
     version: Annotated[
         str | None, Parameter(help="For rollback: the version to go back to, or the beginning of its name.")
     ] = None,

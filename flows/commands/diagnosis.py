@@ -128,9 +128,7 @@ def _problem_lines(finding: Finding) -> Iterator[str]:
 def doctor(
     *,
     pid: Annotated[int | None, Parameter(help="The training's process, or its launcher's.")] = None,
-    run: Annotated[
-        str | None, Parameter(help="A run of Tarmac: its folder, or the beginning of its id or name.")
-    ] = None,
+    run: Annotated[str | None, Parameter(help="A run: its folder, or the start of its id or name.")] = None,
     log: Annotated[
         Path | None, Parameter(help="The training's output: alone, or beside --pid where it is piped.")
     ] = None,

@@ -70,9 +70,7 @@ def up(
 
 def deploy(
     *configs: Annotated[Path, Parameter(help="The configs to register (default: all of configs/*.yaml).")],
-    take_over: Annotated[
-        bool, Parameter(help="Take deployments of the same names from another folder.")
-    ] = False,
+    take_over: Annotated[bool, Parameter(help="Take over deployments of another folder.")] = False,
     dry_run: Annotated[
         bool, Parameter(help="Show what would change, field by field; change nothing.")
     ] = False,

@@ -63,9 +63,7 @@ def init(
     path: Annotated[str, Parameter(help="A folder, a table, or a quoted pattern of files, local or remote.")],
     /,
     *,
-    out: Annotated[
-        Path | None, Parameter(help="Where to write the config (default: configs/NAME.yaml).")
-    ] = None,
+    out: Annotated[Path | None, Parameter(help="The config to write (default: configs/NAME.yaml).")] = None,
     as_json: AsJson = False,
 ) -> int:
     """Look at raw data and write a commented config for it.

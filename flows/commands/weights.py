@@ -78,15 +78,11 @@ def _fetched_line(one: Fetched) -> str:
 
 
 def export(
-    checkpoint: Annotated[
-        str, Parameter(help="The folder of a checkpoint, or a run, for its best checkpoint.")
-    ],
+    checkpoint: Annotated[str, Parameter(help="A checkpoint's folder, or a run, for its best one.")],
     /,
     *,
     to: Annotated[Target | None, Parameter(help="The library that is to load it.")] = None,
-    out: Annotated[
-        Path | None, Parameter(help="The folder to write (default: exports/RUN-step_N-LIBRARY).")
-    ] = None,
+    out: Annotated[Path | None, Parameter(help="The folder (default: exports/RUN-step_N-LIBRARY).")] = None,
     python: Annotated[
         str, Parameter(help="The interpreter of an environment with the library, if not Tarmac's own.")
     ] = sys.executable,

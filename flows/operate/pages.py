@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import hmac
-import shutil
+import io
 import socket
 import threading
 import urllib.parse
@@ -18,8 +18,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from html import escape
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import BinaryIO
 
 GENERATOR = b'<meta name="generator" content="Tarmac">'
 HEAD_BYTES = 4096
@@ -102,65 +103,44 @@ class _PageServer(ThreadingHTTPServer):
         self.secret = secret
 
 
-class _PageHandler(BaseHTTPRequestHandler):
+class _PageHandler(SimpleHTTPRequestHandler):
     server: _PageServer
     server_version = "Tarmac"
     sys_version = ""
     timeout = PATIENCE_S
 
-    def do_GET(self) -> None:
-        self._answer()
-
-    def do_HEAD(self) -> None:
-        self._answer()
-
-    def _answer(self) -> None:
-        address = urllib.parse.urlsplit(self.path).path
-        if not self._is_let_in():
-            self._refuse(HTTPStatus.UNAUTHORIZED, "Enter the user and the password of the server.")
-        elif address == "/":
-            self._send(listing(self.server.folder).encode("utf-8", "replace"))
-        elif (page := find(self.server.folder, address)) is None:
-            self._refuse(HTTPStatus.NOT_FOUND, "Tarmac has no page here.")
-        else:
-            self._send_page(page)
-
-    def _is_let_in(self) -> bool:
-        if self.server.secret is None:
-            return True
-        wanted = "Basic " + base64.b64encode(self.server.secret.encode()).decode()
-        return hmac.compare_digest(self.headers.get("Authorization", "").encode(), wanted.encode())
-
-    def _send_page(self, page: Path) -> None:
+    def send_head(self) -> BinaryIO:
+        """Send the headers of the answer to GET or HEAD; returns the content, which GET sends then."""
+        address, secret = urllib.parse.urlsplit(self.path).path, self.server.secret
+        if secret is not None:
+            wanted = b"Basic " + base64.b64encode(secret.encode())
+            if not hmac.compare_digest(self.headers.get("Authorization", "").encode(), wanted):
+                return self._refuse(HTTPStatus.UNAUTHORIZED, "Enter the user and the password of the server.")
+        if address == "/":
+            return self._send(listing(self.server.folder).encode("utf-8", "replace"))
+        page = find(self.server.folder, address)
+        if page is None:
+            return self._refuse(HTTPStatus.NOT_FOUND, "Tarmac has no page here.")
         try:
-            file = page.open("rb")
+            return self._send(page.open("rb"))
         except OSError:
-            self._refuse(HTTPStatus.NOT_FOUND, "This page is gone.")
-            return
-        with file:
-            size = file.seek(0, 2)
-            file.seek(0)
-            self._start(HTTPStatus.OK, size)
-            if self.command != "HEAD":
-                shutil.copyfileobj(file, self.wfile)
+            return self._refuse(HTTPStatus.NOT_FOUND, "This page is gone.")
 
-    def _send(self, content: bytes, status: HTTPStatus = HTTPStatus.OK) -> None:
-        self._start(status, len(content))
-        if self.command != "HEAD":
-            self.wfile.write(content)
+    def _refuse(self, status: HTTPStatus, why: str) -> BinaryIO:
+        return self._send(f"<!doctype html>\n<title>{status}</title>\n<p>{why}</p>\n".encode(), status)
 
-    def _refuse(self, status: HTTPStatus, why: str) -> None:
-        self._send(f"<!doctype html>\n<title>{status}</title>\n<p>{why}</p>\n".encode(), status)
-
-    def _start(self, status: HTTPStatus, size: int) -> None:
+    def _send(self, content: bytes | BinaryIO, status: HTTPStatus = HTTPStatus.OK) -> BinaryIO:
+        file = io.BytesIO(content) if isinstance(content, bytes) else content
         self.send_response(status)
         self.send_header("Content-Type", "text/html; charset=utf-8")
-        self.send_header("Content-Length", str(size))
+        self.send_header("Content-Length", str(file.seek(0, io.SEEK_END)))
         for name, value in HEADERS.items():
             self.send_header(name, value)
         if status is HTTPStatus.UNAUTHORIZED:
             self.send_header("WWW-Authenticate", 'Basic realm="Tarmac", charset="UTF-8"')
         self.end_headers()
+        file.seek(0)
+        return file
 
     def log_message(self, *_: object) -> None:
         """Log nothing: the terminal belongs to the command that serves the pages."""
