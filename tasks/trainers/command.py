@@ -75,10 +75,9 @@ class Command:
         ranks, is_counted, rest = _behind_launcher(words)
         starts_python = bool(rest) and _PYTHON.fullmatch(os.path.basename(rest[0])) is not None
         inner = Command.of(rest if starts_python else [python, *rest], self.folder)
-        behind = 1 if inner.arguments[:1] == (SEPARATOR,) else 0
-        arguments = inner.arguments[behind:]
-        launched = replace(inner, ranks=ranks, is_launched=True, is_counted=is_counted)
-        return replace(launched, words=self.words, arguments=arguments)
+        arguments = inner.arguments[1:] if inner.arguments[:1] == (SEPARATOR,) else inner.arguments
+        inner = replace(inner, words=self.words, arguments=arguments)
+        return replace(inner, ranks=ranks, is_launched=True, is_counted=is_counted)
 
     def having(self, options: Sequence[str]) -> list[str]:
         """Return all words with these options appended. With a launcher, a `--` separates them, because it

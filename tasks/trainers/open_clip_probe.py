@@ -6,7 +6,7 @@ and workers and the number of batches come from the installed `get_wds_dataset`.
 transform and tokenizer are replaced by checks that they get an image and a text.
 
 It reads one JSON object from standard input: `arguments` of the trainer, `ranks`, `examples` (a tar of
-samples per name of a kind) and `whole` (tars to run whole). It writes one to the file named by its argument.
+samples per kind) and `whole` (tars to run whole). It writes one to the file named by its argument.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main(answer_path: str) -> int:
     return 0
 
 
-def run(arguments: list[str], ranks: int, examples: dict[str, str], whole: list[str]) -> dict[str, Any]:
+def run(arguments: list[str], ranks: int, examples: list[str], whole: list[str]) -> dict[str, Any]:
     package = next(name for name in MODULES if importlib.util.find_spec(name) is not None)
     data = importlib.import_module(f"{package}.data")
     args = importlib.import_module(f"{package}.params").parse_args(arguments)
@@ -73,7 +73,7 @@ def run(arguments: list[str], ranks: int, examples: dict[str, str], whole: list[
     stages = dataset_of(data, args)[0].pipeline
     answer["assigned"] = [] if args.dataset_resampled else split(stages, ranks, workers, args)
     first = first_reading_stage(stages)
-    answer["kinds"] = {name: flow(stages[first:], [tar]) for name, tar in examples.items()}
+    answer["flows"] = [flow(stages[first:], [tar]) for tar in examples]
     answer["whole"] = {tar: flow(stages[first:], [tar]) for tar in whole}
     return answer
 
@@ -160,7 +160,7 @@ def flow(stages: list[Any], tars: list[str]) -> dict[str, Any]:
     messages = Messages()
     logging.getLogger().addHandler(messages)
     counts = [0] * (len(stages) + 1)
-    error = None
+    error = error_place = None
     source: Any = ({"url": tar} for tar in tars)
     for number, stage in enumerate(stages):
         source = counted(invoke(stage, source), counts, number + 1)
@@ -168,14 +168,14 @@ def flow(stages: list[Any], tars: list[str]) -> dict[str, Any]:
         for _ in source:
             pass
     except Exception as problem:  # noqa: BLE001 - whatever would end a worker of the training
-        error = {"kind": type(problem).__name__, "text": str(problem)[:500], "place": raised_at(problem)}
+        error, error_place = f"{type(problem).__name__}: {str(problem)[:500]}", raised_at(problem)
     logging.getLogger().removeHandler(messages)
     steps = [
-        {"stage": stage_name(stage), "place": place(stage), "in": counts[number], "out": counts[number + 1]}
-        for number, stage in enumerate(stages)
+        {"name": stage_name(one), "place": place(one), "came_in": counts[n], "went_out": counts[n + 1]}
+        for n, one in enumerate(stages)
     ]
-    decoded = failing(stages, steps, tars)
-    return {"stages": steps, "messages": messages.texts, "error": error, "failing": decoded}
+    ended = {"error": error, "error_place": error_place}
+    return {"stages": steps, "messages": messages.texts, "failing": failing(stages, steps, tars), **ended}
 
 
 def counted(source: Any, counts: list[int], number: int) -> Any:
@@ -187,25 +187,24 @@ def counted(source: Any, counts: list[int], number: int) -> Any:
 def failing(stages: list[Any], steps: list[dict[str, Any]], tars: list[str]) -> dict[str, int]:
     """Return which members fail to decode by themselves, and in how many of the samples that decoding
     drops."""
-    lossy = [n for n, step in enumerate(steps) if "decode" in step["stage"] and step["out"] < step["in"]]
-    if not lossy:
+    lost = {n: step["came_in"] - step["went_out"] for n, step in enumerate(steps) if "decode" in step["name"]}
+    number = next((n for n, samples in lost.items() if samples), None)
+    if number is None:
         return {}
-    number = lossy[0]
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     found: collections.Counter[str] = collections.Counter()
     source: Any = ({"url": tar} for tar in tars)
     for stage in stages[:number]:
         source = invoke(stage, source)
-    dropped = steps[number]["in"] - steps[number]["out"]
     for sample in source:
-        if not dropped:
+        if not lost[number]:
             break
         common = {key: value for key, value in sample.items() if key.startswith("__")}
         parts = {name: {**common, name: sample[name]} for name in sample if name not in common}
         bad = [name for name, part in parts.items() if not list(invoke(stages[number], iter([part])))]
         found.update(bad)
-        dropped -= bool(bad)
+        lost[number] -= bool(bad)
     logging.disable(level)
     return dict(found)
 

@@ -101,19 +101,15 @@ def probe_pipeline(
             f"{command.python or 'python'} is not found, so the trainer's own pipeline did not run"
         )
     with tempfile.TemporaryDirectory(prefix="tarmac-preflight-") as folder:
-        tars = {str(number): os.path.join(folder, f"{number}.tar") for number in range(len(examples))}
-        for some, tar in zip(examples.values(), tars.values(), strict=True):
+        tars = [os.path.join(folder, f"{number}.tar") for number in range(len(examples))]
+        for some, tar in zip(examples.values(), tars, strict=True):
             Path(tar).write_bytes(copy_examples(some))
         question = {"arguments": command.arguments, "ranks": command.ranks, "examples": tars, "whole": whole}
         found = _run(command, trainer.probe, question, Path(folder, "answer.json"), bool(whole))
-    return ProbeReport(
-        versions=found["versions"],
-        flows={kind: _flow(found["kinds"][str(number)]) for number, kind in enumerate(examples)},
-        whole={tar: _flow(flow) for tar, flow in found["whole"].items()},
-        assigned=found["assigned"],
-        refusal=None if found["refusal"] is None else Refusal(**found["refusal"]),
-        batches=found.get("batches"),
-    )
+    found["flows"] = dict(zip(examples, map(_flow, found["flows"]), strict=True))
+    found["whole"] = {tar: _flow(flow) for tar, flow in found["whole"].items()}
+    found["refusal"] = found["refusal"] and Refusal(**found["refusal"])
+    return ProbeReport(**found)
 
 
 def _run(command: Command, probe: str, question: Any, answer: Path, is_deep: bool) -> Any:
@@ -144,11 +140,4 @@ def _run(command: Command, probe: str, question: Any, answer: Path, is_deep: boo
 
 
 def _flow(found: Mapping[str, Any]) -> Flow:
-    error = found["error"]
-    return Flow(
-        stages=[PipelineStage(one["stage"], one["place"], one["in"], one["out"]) for one in found["stages"]],
-        failing=found["failing"],
-        messages=found["messages"],
-        error=None if error is None else f"{error['kind']}: {error['text']}",
-        error_place=None if error is None else error["place"],
-    )
+    return Flow(**{**found, "stages": [PipelineStage(**stage) for stage in found["stages"]]})
