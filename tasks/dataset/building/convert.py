@@ -162,14 +162,9 @@ class BuildTally:
 
 def counted(config: Config, catalogue: Catalogue) -> BuildTally:
     """Return a tally that starts with what the listing has found."""
-    return BuildTally(
-        catalogue.read,
-        config.dataset.reject_budget,
-        catalogue.accepted,
-        catalogue.container_count,
-        catalogue.fact("cut_short") or 0,
-        rejects=Counter(catalogue.reasons()),
-    )
+    share, containers = config.dataset.reject_budget, catalogue.container_count
+    cut_short, rejects = catalogue.fact("cut_short") or 0, Counter(catalogue.reasons())
+    return BuildTally(catalogue.read, share, catalogue.accepted, containers, cut_short, rejects=rejects)
 
 
 def convert_all(

@@ -137,17 +137,13 @@ def _write_tables(folder: Path, scans: Sequence[Scan]) -> None:
     }
     for scan in scans:
         name = f"{scan.name}.nii.gz"
-        tables["reports"][1].append((name, *_report(scan)))
+        found = [finding for finding, label in zip(FINDINGS, scan.labels, strict=True) if label]
+        sentences = " ".join(FINDINGS[finding][finding not in found] for finding in FINDINGS)
+        impression = f"{', '.join(found)}." if found else "No finding."
+        tables["reports"][1].append((name, sentences, impression))
         tables["labels"][1].append((name, *scan.labels))
         z, across, back = scan.spacing
         tables["metadata"][1].append((name, 1, INTERCEPT, f"[{back}, {across}]", z))
     for table, (header, rows) in tables.items():
         with (folder / f"{table}.csv").open("w", newline="", encoding="utf-8") as file:
             csv.writer(file, lineterminator="\n").writerows([header, *rows])
-
-
-def _report(scan: Scan) -> tuple[str, str]:
-    """Return findings and impression."""
-    found = [name for name, label in zip(FINDINGS, scan.labels, strict=True) if label]
-    sentences = [FINDINGS[name][name not in found] for name in FINDINGS]
-    return " ".join(sentences), f"{', '.join(found)}." if found else "No finding."

@@ -214,9 +214,8 @@ def table_rows(columns: Sequence[NumberColumn]) -> list[FigureRow]:
 
 def column_charts(columns: Sequence[NumberColumn]) -> list[BarLayout]:
     """Return a histogram, over all splits, of each column that has more than one value."""
-    charts = (
-        histogram(column.title, column.unit, merged(list(column.splits.values()))) for column in columns
-    )
+    of_all = ((column, merged(list(column.splits.values()))) for column in columns)
+    charts = (histogram(column.title, column.unit, values) for column, values in of_all)
     return [chart for chart in charts if chart is not None]
 
 
@@ -324,9 +323,8 @@ def _bar_per_shard(
     ]
     names = [shard.name for shard in shards]
     edges = [place - 0.5 for place in range(len(names) + 1)]
-    described = (
-        f"{title}: {counted(len(heights), 'shard')}, {number(min(heights))} to {number(max(heights))}."
-    )
+    span = f"{number(min(heights))} to {number(max(heights))}"
+    described = f"{title}: {counted(len(heights), 'shard')}, {span}."
     return layout_bars(
         Bars(title, described, "shards in order", unit, edges, heights, names, starts, is_whole=True)
     )
