@@ -29,18 +29,6 @@ Pairs = Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True)
-class AttemptLine:
-    """A line of the table of attempts; `lasted` is in seconds, None while the attempt runs."""
-
-    number: int
-    started: float
-    lasted: float | None
-    host: str
-    job: str
-    outcome: str
-
-
-@dataclass(frozen=True)
 class Portrait:
     """The part of the page about the run itself."""
 
@@ -51,7 +39,7 @@ class Portrait:
     summary: str = "Its record, run.json, is missing."
     steps: int | None = None
     facts: Pairs = ()
-    attempts: Sequence[AttemptLine] = ()
+    attempts: Sequence[Attempt] = ()
     versions: Pairs = ()
 
     @property
@@ -77,7 +65,7 @@ def portrait(run: RunFolder, record: RunRecord | None) -> Portrait:
         summary=_summary(record),
         steps=steps if isinstance(steps, int) else None,
         facts=_facts(record),
-        attempts=[_line(position, attempt) for position, attempt in enumerate(record.attempts, 1)],
+        attempts=record.attempts,
         versions=sorted(last.versions.items()) if last else [],
     )
 
@@ -155,9 +143,3 @@ def _learning_rate(fields: Mapping[str, Any]) -> str:
 
 def _text(fields: Mapping[str, Any], key: str, words: str = "{}") -> str:
     return words.format(fields[key]) if fields.get(key) is not None else ""
-
-
-def _line(position: int, attempt: Attempt) -> AttemptLine:
-    lasted = None if attempt.ended is None else attempt.ended - attempt.started
-    outcome = attempt.outcome or ("no outcome recorded" if attempt.ended is not None else "not over")
-    return AttemptLine(position, attempt.started, lasted, attempt.host, attempt.job or "", outcome)

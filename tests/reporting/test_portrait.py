@@ -80,13 +80,9 @@ def test_the_learning_rate_is_told_as_it_went(fields: dict[str, Any], says: str)
     assert dict(told)["Learning rate"] == says
 
 
-def test_every_attempt_and_the_time_of_those_that_ended() -> None:
+def test_the_time_of_the_attempts_that_ended() -> None:
     attempts = [attempt(0.0, 60.0, "lost"), attempt(100.0, None, None)]
     shown = portrait(RUN, make_record(attempts=attempts))
-    assert [(line.number, line.lasted, line.outcome) for line in shown.attempts] == [
-        (1, 60.0, "lost"),
-        (2, None, "not over"),
-    ]
     assert f"ran 60{SPACE}s in 2 attempts" in shown.summary
     assert shown.versions == [("numpy", "2.4"), ("torch", "2.15.0")]
 

@@ -201,8 +201,14 @@ def test_a_run_that_goes_on_shows_how_far_it_is(run: RunFolder) -> None:
     write_metrics(run, steps=400)
     write_evaluation(run, version_of(run), 200, 0.85)
     ledger.append(run.ledger, LedgerEntry("u", 400, "zero_shot", "running", None, 1, 1_763_630_760.0))
-    record.save_record(run, record.load_record(run).having(state="running", attempts=[]))
+    saved = record.load_record(run)
+    ended = saved.attempts[0].model_copy(update={"outcome": None})
+    alive = ended.model_copy(update={"ended": None})
+    record.save_record(run, saved.having(state="running", attempts=[ended, alive]))
     text = text_of(run)
+    assert re.search(
+        r"\b1 2025.* 83.s node7 local 4711 no outcome recorded 2 2025.* – node7 local 4711 not over", text
+    )
     assert "The run is not over: running" in text and "Training steps 400 of 600" in text
     assert "0.850" in text and "the last one evaluated" in text
     assert "Evaluation under way: zero_shot at step 400" in text
