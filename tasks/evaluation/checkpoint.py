@@ -95,8 +95,7 @@ class LoadedCheckpoint:
                 self.task.embed_texts(texts[start : start + size]).float().cpu()
                 for start in range(0, len(texts), size)
             ]
-        embeddings: Embeddings = torch.cat(parts).numpy()
-        return embeddings
+        return torch.cat(parts).numpy()
 
     def logit_scale(self) -> float:
         return float(self.task.logit_scale)

@@ -243,8 +243,7 @@ def probabilities(volumes: Embeddings, texts: Embeddings, logit_scale: float) ->
     """Return [samples, labels]: the softmax over a label's two prompts, which are adjacent in `texts`."""
     similar = volumes.astype(np.float64) @ texts.astype(np.float64).T
     apart = logit_scale * (similar[:, 1::2] - similar[:, 0::2])
-    scores: Figures = 1 / (1 + np.exp(np.minimum(apart, 700)))
-    return scores
+    return 1 / (1 + np.exp(np.minimum(apart, 700)))
 
 
 def summarise(
@@ -277,8 +276,7 @@ def _figures(judged: Mapping[str, LabelScores], weights: Figures) -> dict[str, F
 
 def _share(part: Figures, whole: Figures) -> Figures:
     """Return the share, and 0 where the whole is 0, as scikit-learn does."""
-    found: Figures = np.divide(part, whole, out=np.zeros_like(whole), where=whole > 0)
-    return found
+    return np.divide(part, whole, out=np.zeros_like(whole), where=whole > 0)
 
 
 def _shown(facts: Sequence[Fact], judged: Mapping[str, LabelScores]) -> list[Prediction]:

@@ -151,8 +151,7 @@ def rank_classes(images: Embeddings, classes: Embeddings, truth: NDArray[np.intp
     distinguish classes has found nothing.
     """
     is_true = np.arange(len(classes)) == truth[:, None]
-    ranked: NDArray[np.intp] = np.lexsort((is_true, -(images @ classes.T)), axis=1)
-    return ranked
+    return np.lexsort((is_true, -(images @ classes.T)), axis=1)
 
 
 def summarise(

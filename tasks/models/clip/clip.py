@@ -194,8 +194,7 @@ class ClipTask(Contrastive, Embedder):
         return embeddings
 
     def tokenize(self, texts: Sequence[str]) -> Tensor:
-        tokens: Tensor = self._tokenize(list(texts))
-        return tokens
+        return self._tokenize(list(texts))
 
     def embed_texts(self, texts: Sequence[str]) -> Tensor:
         tokens = self.tokenize(texts).to(self.model.logit_scale.device)

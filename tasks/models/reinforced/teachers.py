@@ -106,8 +106,7 @@ class Teacher:
 
 
 def _rows(embeddings: torch.Tensor) -> Rows:
-    rows: Rows = embeddings.float().cpu().numpy()
-    return rows
+    return embeddings.float().cpu().numpy()
 
 
 def reinforce(config: Config, progress: Progress) -> Reinforced:
