@@ -18,6 +18,7 @@ from __future__ import annotations
 import io
 import logging
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -82,6 +83,16 @@ Stored = tuple[str, bytes, tuple[int, int]]
 """A stored image: suffix, content, (width, height)."""
 
 
+class ImageHeader(NamedTuple):
+    """What is known of an image without decoding: its format, its (width, height), Pillow's image unless a
+    plain JPEG did not need Pillow's parser, and a JPEG's own header."""
+
+    kind: str
+    size: tuple[int, int]
+    image: ImageFile | None
+    frame: jpeg.JpegHeader | None
+
+
 def largest_bytes(rules: ImageRules) -> int:
     """Return the size of the largest allowed image without compression; a larger file cannot be allowed."""
     return rules.max_pixels * BYTES_PER_PIXEL + SLACK
@@ -101,14 +112,14 @@ def decode(data: bytes, rules: ImageRules, reduce: Reduce | None = None) -> tupl
 
 def check_image(data: bytes, rules: ImageRules) -> str:
     """Return the format of an image; Reject like `decode`, but faster, because no pixels are kept."""
-    kind, _, image, frame = _inspect(data, rules)
-    _prove(data, rules, kind, image, frame)
-    return kind
+    header = _inspect(data, rules)
+    _prove(data, rules, header)
+    return header.kind
 
 
 def size_of(data: bytes, rules: ImageRules) -> tuple[int, int]:
     """Return width and height from the header alone; Reject if it is not sound."""
-    return _inspect(data, rules)[1]
+    return _inspect(data, rules).size
 
 
 def store(data: bytes, rules: ImageRules, *, turns: bool = True) -> Stored:
@@ -129,14 +140,14 @@ def store(data: bytes, rules: ImageRules, *, turns: bool = True) -> Stored:
 
 
 def _store(data: bytes, rules: ImageRules, turns: bool) -> Stored:
-    kind, size, image, frame = _inspect(data, rules)
-    fits = rules.max_side is None or max(size) <= rules.max_side
-    if fits and kind in MEMBERS:
-        if turns and (orientation := _orientation(kind, data, image)) != UPRIGHT:
+    header = _inspect(data, rules)
+    fits = rules.max_side is None or max(header.size) <= rules.max_side
+    if fits and header.kind in MEMBERS:
+        if turns and (orientation := _orientation(data, header)) != UPRIGHT:
             return _turned(data, rules, orientation)
-        if rules.check == "decode" or not _is_whole(kind, data, image, frame):
-            _prove(data, rules, kind, image, frame)
-        return kind, data, size
+        if rules.check == "decode" or not _is_whole(data, header):
+            _prove(data, rules, header)
+        return header.kind, data, header.size
     kind, image = decode(data, rules)
     if rules.encode == "keep" and kind not in MEMBERS:
         fix = "set dataset.image.encode"
@@ -144,17 +155,14 @@ def _store(data: bytes, rules: ImageRules, turns: bool) -> Stored:
     return _encode(image, kind if rules.encode == "keep" else rules.encode, rules.max_side)
 
 
-def _inspect(
-    data: bytes, rules: ImageRules
-) -> tuple[str, tuple[int, int], ImageFile | None, jpeg.JpegHeader | None]:
-    """Return format and (width, height) from the header without decoding; Pillow's image, unless a plain JPEG
-    did not need Pillow's parser; and a JPEG's header."""
+def _inspect(data: bytes, rules: ImageRules) -> ImageHeader:
+    """Read the header without decoding; Reject if it is not sound or not within the limits."""
     frame = jpeg.frame(data)
     if frame is not None and frame.is_plain:
         _check_size(frame.size, rules)
-        return "jpg", frame.size, None, frame
+        return ImageHeader("jpg", frame.size, None, frame)
     kind, image = _parse(data, rules)
-    return kind, image.size, image, frame
+    return ImageHeader(kind, image.size, image, frame)
 
 
 def _parse(data: bytes, rules: ImageRules) -> tuple[str, ImageFile]:
@@ -189,25 +197,21 @@ def _load(kind: str, image: ImageFile, data: bytes) -> None:
         raise Reject("image.undecodable", "png: ends before its last chunk")
 
 
-def _prove(
-    data: bytes, rules: ImageRules, kind: str, image: ImageFile | None, frame: jpeg.JpegHeader | None
-) -> None:
+def _prove(data: bytes, rules: ImageRules, header: ImageHeader) -> None:
     """Reject unless the image can be decoded."""
-    if frame is not None and jpeg.surely_decodes(data, frame):
-        return
-    if image is None:
-        kind, image = _parse(data, rules)
-    _load(kind, image, data)
+    if header.frame is None or not jpeg.surely_decodes(data, header.frame):
+        _load(header.kind, header.image or _parse(data, rules)[1], data)
 
 
-def _is_whole(kind: str, data: bytes, image: ImageFile | None, frame: jpeg.JpegHeader | None) -> bool:
+def _is_whole(data: bytes, header: ImageHeader) -> bool:
     """Whether the file has its end, which a torn one lacks; False if only decoding can tell."""
-    if kind == "png":
+    if header.kind == "png":
         return png.has_end(data)
-    if kind == "webp":
+    if header.kind == "webp":
         return True  # its parser has checked the sizes of its chunks
-    if frame is not None:
-        return jpeg.has_end(data, frame.scan)
+    if header.frame is not None:
+        return jpeg.has_end(data, header.frame.scan)
+    image = header.image
     return image is not None and image.fp is not None and jpeg.has_end(data, image.fp.tell())
 
 
@@ -259,11 +263,12 @@ def _turned(data: bytes, rules: ImageRules, orientation: int) -> Stored:
     return _saved(upright(image), kind, options)
 
 
-def _orientation(kind: str, data: bytes, image: ImageFile | None) -> int:
-    """Return the orientation in EXIF, or in XMP if there is no EXIF; `image` is the parsed header."""
-    if image is None or (kind == "png" and not png.may_turn(data)):
+def _orientation(data: bytes, header: ImageHeader) -> int:
+    """Return the orientation in EXIF, or in XMP if there is no EXIF."""
+    image = header.image
+    if image is None or (header.kind == "png" and not png.may_turn(data)):
         return UPRIGHT  # a plain JPEG has neither EXIF nor XMP
-    if kind == "png":
+    if header.kind == "png":
         image = PngImageFile(io.BytesIO(data))  # a copy, because reading EXIF decodes it
     found = _exif_orientation(image)
     return found if isinstance(found, int) and found in MOVED else UPRIGHT
