@@ -101,14 +101,14 @@ def shard_place(shard: str) -> dict[str, Any]:
     return {"split": split, "shard": shard} if split else {"shard": shard}
 
 
-def file_fault(file: str, problem: str, fix: Fix | str = Fix.TABLE, **evidence: Any) -> Fault:
+def file_fault(file: str, problem: str, fix: Fix | str = Fix.TABLE) -> Fault:
     """A fault of a file beside the tars, which may belong to a split: `samples/val.parquet`,
     `val/sizes.json`."""
     folder, _, name = file.rpartition("/")
     split = name.rpartition(".")[0] if folder in ("samples", "index") else folder
     where = {"split": split, "file": file} if split else {"file": file}
     code = "index.mismatch" if folder == "index" else "manifest.invalid"
-    return fault(code, where, fix, problem=problem, **evidence)
+    return fault(code, where, fix, problem=problem)
 
 
 def _shown(facts: Mapping[str, Any]) -> dict[str, Any]:
