@@ -121,22 +121,12 @@ def _changes_state(
 
 def verify_rebuilt(project: str, deployment: UUID) -> AutomationCore:
     """Return the automation by which this deployment verifies each version that is rebuilt in this folder."""
-    return AutomationCore(
-        name=f"tarmac-verify-{project}",
-        description=f"Verifies each new version of a dataset that was built in {Path.cwd()}.",
-        trigger=EventTrigger(
-            posture=Posture.Reactive,
-            match={"prefect.resource.id": f"{DATASET}*", "tarmac.folder": escape(str(Path.cwd()))},
-            expect={REBUILT},
-        ),
-        actions=[_run(deployment, {"dataset": "{{ event.payload.folder }}"})],
-        owner_resource=f"prefect.deployment.{deployment}",
-    )
-
-
-def _run(deployment: UUID, parameters: dict[str, Any]) -> RunDeployment:
-    return RunDeployment(
-        source="selected", deployment_id=deployment, parameters=parameters, job_variables=None
+    return _on_rebuild(
+        f"tarmac-verify-{project}",
+        f"Verifies each new version of a dataset that was built in {Path.cwd()}.",
+        {"prefect.resource.id": f"{DATASET}*", "tarmac.folder": escape(str(Path.cwd()))},
+        deployment,
+        {"dataset": "{{ event.payload.folder }}"},
     )
 
 
@@ -146,21 +136,30 @@ def train_name(config: str) -> str:
 
 
 def train_rebuilt(config: str, dataset: Path, deployment: UUID) -> AutomationCore:
-    """Return the automation by which this deployment trains when the dataset in this folder was rebuilt."""
+    """Return the automation by which this deployment trains when a build has changed the dataset in this
+    folder; a pipeline that has rebuilt the dataset trains on it anyway."""
+    built = {"tarmac.dataset": escape(str(dataset)), "tarmac.flow": "build"}
+    return _on_rebuild(
+        train_name(config),
+        f"Trains {config} when a rebuild has changed its dataset (schedule.then of the config).",
+        {"prefect.resource.id": f"{DATASET}{config}", **built},
+        deployment,
+        {},
+    )
+
+
+def _on_rebuild(
+    name: str, description: str, match: dict[str, Any], deployment: UUID, parameters: dict[str, Any]
+) -> AutomationCore:
+    """Return an automation that runs a deployment, which owns it, when such a dataset was rebuilt."""
+    action = RunDeployment(
+        source="selected", deployment_id=deployment, parameters=parameters, job_variables=None
+    )
     return AutomationCore(
-        name=train_name(config),
-        description=f"Trains {config} when a rebuild has changed its dataset (schedule.then of the config).",
-        trigger=EventTrigger(
-            posture=Posture.Reactive,
-            match={
-                "prefect.resource.id": f"{DATASET}{config}",
-                "tarmac.dataset": escape(str(dataset)),
-                # A pipeline that has rebuilt the dataset trains on it anyway.
-                "tarmac.flow": "build",
-            },
-            expect={REBUILT},
-        ),
-        actions=[_run(deployment, {})],
+        name=name,
+        description=description,
+        trigger=EventTrigger(posture=Posture.Reactive, match=match, expect={REBUILT}),
+        actions=[action],
         owner_resource=f"prefect.deployment.{deployment}",
     )
 
