@@ -1,1 +1,1 @@
-"""Why a run is slow or stands still, found by measuring."""
+"""Finds by measurement why a run is slow or has stopped making progress."""

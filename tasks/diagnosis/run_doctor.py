@@ -46,18 +46,13 @@ def examine_run(run: RunFolder, seconds: float = SECONDS) -> Examination:
         trainer = external.model.get("trainer")
     seen = observe(alive[0], seconds, run.rank_log(number), alive[1:], trainer)
     seen = replace(seen, states=_states(run))
-    verdict = judge(seen) if external is None else _fixed_by_config(run, judge(seen))
+    verdict = judge(seen)
+    if external is not None:  # commands about the run and its config replace those about the bare command
+        command = f"tarmac cancel {run.handle}; tarmac preflight {run.config}"
+        found = verdict.report.findings
+        findings = [replace(one, command=command) if one.command is not None else one for one in found]
+        verdict = replace(verdict, report=replace(verdict.report, findings=findings))
     return Examination(f"run {run.name}", run.name, verdict, seen, seen.at)
-
-
-def _fixed_by_config(run: RunFolder, verdict: Verdict) -> Verdict:
-    """Return the verdict with commands about the run and its config in place of those about the bare
-    command."""
-    fixed = f"tarmac cancel {run.handle}; tarmac preflight {run.config}"
-    findings = [
-        one if one.command is None else replace(one, command=fixed) for one in verdict.report.findings
-    ]
-    return replace(verdict, report=replace(verdict.report, findings=findings))
 
 
 def _states(run: RunFolder) -> list[KeptState]:

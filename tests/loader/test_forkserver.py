@@ -57,7 +57,7 @@ def version(make_version: MakeVersion) -> Path:
 
 
 def test_it_shares_its_imports_with_the_process_and_nothing_else(version: Path) -> None:
-    fresh = Program("start", version)
+    fresh = Program("start_forkserver", version)
     forked = Program("fork", version)
     by_fork, by_start = (memory.tree_bytes(one.process.pid) for one in (forked, fresh))
     assert by_start - by_fork > 150e6  # torch alone takes more

@@ -128,7 +128,11 @@ def _disk(signs: Signs) -> Support | None:
     rate = signs.read_rate
     if not slow or rate is None or rate >= SLOW_BYTES_PER_S:
         return None
-    if signs.living_workers and not signs.is_waiting_for_data and not _mostly_polls(signs):
+    # A training that still gets some batches does not wait all the time, and without a stack only its polls
+    # show it.
+    main = signs.main
+    polls = main is not None and main.share(*POLLS) >= 0.5 and not signs.runs(main)
+    if signs.living_workers and not signs.is_waiting_for_data and not polls:
         return None
     opened = [file for one in slow for file in one.files]
     tars = [file.path for file in opened if file.is_regular and not file.is_writable]
@@ -139,15 +143,6 @@ def _disk(signs: Signs) -> Support | None:
         {"file": tars[0]} if tars else {},
         severity="warning" if rate > 0 else "error",
     )
-
-
-def _mostly_polls(signs: Signs) -> bool:
-    """Return whether the rank waits at its queue more often than not.
-
-    A training that still gets some batches does not wait all the time, and without a stack nothing else shows
-    it.
-    """
-    return signs.main is not None and signs.main.share(*POLLS) >= 0.5 and not signs.runs(signs.main)
 
 
 def _disk_is_fast(signs: Signs) -> str | None:
@@ -164,8 +159,8 @@ def _deadlock(signs: Signs) -> Support | None:
     if len(stuck) + len(signs.idle_workers) < len(signs.living_workers):
         return None
     call = next((one.stack[0] for one in stuck if one.stack), None)
-    contexts = (next((own for own in one.stack or () if not _is_pythons(own)), None) for one in stuck)
-    context = next(filter(None, contexts), None)
+    calls = (own for one in stuck for own in one.stack or ())
+    context = next((own for own in calls if not any(name in own for name in PYTHON_CALLS)), None)
     return Support(
         f"{len(stuck)} of {counted(len(signs.living_workers), 'worker')} wait for a lock nobody releases",
         "start the workers by forkserver or spawn (multiprocessing_context), or take the lock's owner "
@@ -184,10 +179,6 @@ def _is_locked(signs: Signs, worker: ObservedProcess) -> bool:
     threads = worker.last.threads if worker.last is not None else ()
     is_asleep = worker.share(*LOCKS) >= STEADY and signs.sleeps(worker) and not signs.moves(worker)
     return is_asleep and all((thread.wait or "").startswith(LOCKS) for thread in threads)
-
-
-def _is_pythons(call: str) -> bool:
-    return any(one in call for one in PYTHON_CALLS)
 
 
 def _all_workers_work(signs: Signs) -> str | None:

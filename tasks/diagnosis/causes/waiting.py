@@ -125,7 +125,8 @@ def _download(signs: Signs) -> Support | None:
             continue
         call = signs.calls(rank, *DOWNLOAD_CALLS)
         partial = next((file for file in rank.files if ".incomplete" in file.path), None)
-        if call is None and partial is None and not _is_before_training(signs, rank):
+        has_begun = signs.seen.workers_of(rank) or len(signs.ranks) > 1 or signs.progress
+        if call is None and partial is None and has_begun:
             continue
         read = rank.grown("read_bytes") or 0
         return Support(
@@ -149,12 +150,6 @@ def _receives(rank: ObservedProcess) -> bool:
     moved = max(rank.grown("read_bytes") or 0, rank.grown("written_bytes") or 0)
     kept = rank.last.resident_bytes - rank.first.resident_bytes
     return max(moved, kept) >= MOVED_BYTES or rank.last.cpu_s - rank.first.cpu_s > SOME_CPU_S
-
-
-def _is_before_training(signs: Signs, rank: ObservedProcess) -> bool:
-    """Return whether nothing shows that the training has begun: no worker, no other rank, no line of
-    progress."""
-    return not signs.seen.workers_of(rank) and len(signs.ranks) == 1 and not signs.progress
 
 
 def _no_connection_is_open(signs: Signs) -> str | None:

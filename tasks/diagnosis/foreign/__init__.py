@@ -1,1 +1,1 @@
-"""Somebody's training command before it starts: what its tars hold and its own pipeline makes of that."""
+"""Examines a training command of another trainer before it starts: its tars, and its own pipeline on them."""

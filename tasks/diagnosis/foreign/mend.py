@@ -125,7 +125,9 @@ def _write(
     case: Case, members: Mapping[str, MemberOrigin], folder: Path, modality: str, left_out: Sequence[str]
 ) -> Path:
     paths = (folder / ("fixed.yaml" if number == 1 else f"fixed-{number}.yaml") for number in count(1))
-    path = next(one for one in paths if _is_free(one))
+    path = next(
+        one for one in paths if not one.exists() or one.read_text(errors="replace").startswith(BEGINS)
+    )
     given = case.data.tars or ""
     parts = given.split("::")
     name = f"{name_of(parts[0])}-fixed"
@@ -136,7 +138,8 @@ def _write(
         source["path"] = f"{{{','.join(parts)}}}"
     if members:
         source["members"] = {target: one.origin for target, one in members.items()}
-    if _keys_repeat(case.survey):
+    of_tars = {(one.key, one.tar) for examples in case.survey.examples.values() for one in examples}
+    if len({key for key, _ in of_tars}) < len(of_tars):  # tars number their samples anew, so keys repeat
         source["key"] = "place"
     less = f"# They leave out {', '.join(left_out)}: modality {modality} has no such member."
     lines = [
@@ -152,17 +155,6 @@ def _write(
     ]
     write_atomic(path, "\n".join(lines) + "\n")
     return path
-
-
-def _is_free(path: Path) -> bool:
-    """Return whether a file may be written: it does not exist, or an earlier preflight wrote it."""
-    return not path.exists() or path.read_text(errors="replace").startswith(BEGINS)
-
-
-def _keys_repeat(survey: TarSurvey) -> bool:
-    """Return whether tars number their samples anew, so that keys repeat."""
-    of_tars = {(one.key, one.tar) for examples in survey.examples.values() for one in examples}
-    return len({key for key, _ in of_tars}) < len(of_tars)
 
 
 def _command(case: Case, flags: Mapping[str, Any], config: Path | None) -> str:

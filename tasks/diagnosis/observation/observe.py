@@ -93,10 +93,12 @@ def observe(
     processes = [replace(one, passed=passed.get(one.pid, [])) for one in processes]
     shm = machine.shared_memory(pid)
     records = machine.kernel_records([one.pid for one in processes])
+    looks = [one.first for one in processes if one.first is not None and one.role in ("rank", "worker")]
+    is_foreign = any(look.read_bytes is None or look.files is None for look in looks)
     not_seen = {
         no_stacks: bool(no_stacks),
         "some of the samples just read (their files did not answer in time)": not is_whole,
-        "I/O and open files (they belong to another user)": _is_foreign(processes),
+        "I/O and open files (they belong to another user)": is_foreign,
         "the kernel's log (no permission)": records is None,
         "GPU use (no nvidia-smi)": found is None,
     }
@@ -283,8 +285,3 @@ def _own_log(processes: Sequence[ObservedProcess]) -> Log | None:
                 if found is not None and found.lines:
                     logs.append(replace(found, path=redacted(file.path)))
     return min(logs, key=lambda log: log.quiet_s, default=None)
-
-
-def _is_foreign(processes: Sequence[ObservedProcess]) -> bool:
-    looks = [one.first for one in processes if one.first is not None and one.role in ("rank", "worker")]
-    return any(look.read_bytes is None or look.files is None for look in looks)
