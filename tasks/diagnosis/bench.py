@@ -1,5 +1,4 @@
-"""Chooses a run's loader settings by measuring those that a search asks for, until the training needs no
-more.
+"""Chooses a run's loader settings by measurements, until a setting gives what the training takes.
 
 The batches come from the feed of the training itself, so the figures hold for the run, and its own steps on
 one batch show how many samples it takes. Nothing else uses the cores meanwhile, while a training on the CPU
@@ -38,11 +37,9 @@ BATCH_S = 0.25
 MARGIN = 1.5
 """The workers share the cores with the training, and one batch takes longer than another."""
 PREFETCH = 2
-"""The value of `auto`: one batch in hand and one ready hide the usual differences between batches; more cost
-memory."""
+"""`auto`: one batch in hand and one ready hide the usual differences between batches; more cost memory."""
 DEPTHS = (1, 2, 4, 8)
-"""The batches ahead that bench may choose; a search begins at PREFETCH and goes lower only for lack of
-memory."""
+"""The batches ahead that bench tries; a search begins at PREFETCH and goes lower only for memory."""
 
 
 def tune(
@@ -160,8 +157,7 @@ def searched(
 def explain(
     chosen: Measurement, measurements: Sequence[Measurement], taken: float, unit: str = "samples"
 ) -> str:
-    """Return `2 workers: 3,410 samples/s; 0 workers: 1,920; …`, the chosen setting first, and why it was
-    chosen."""
+    """Return `2 workers: 3,410 samples/s; 0 workers: 1,920; …`, the chosen one first, and the reason."""
     rates = [f"{_workers(chosen.workers)}: {chosen.samples_per_s:,.0f} {unit}/s"]
     for other in measurements:
         parts = [_workers(other.workers)]

@@ -74,8 +74,7 @@ def examine_log(path: Path) -> Examination:
 
 
 def trainer_of_log(lines: Sequence[str]) -> Trainer:
-    """Return the trainer that most of the lines belong to, the first among equals; GENERIC where none
-    does."""
+    """Return the trainer of most of the lines, the first among equals; GENERIC where none fits."""
     known = [one for one in TRAINERS if one is not GENERIC]
     counts = [sum(one.progress(line) is not None or one.failed(line) for line in lines) for one in known]
     return known[counts.index(max(counts))] if any(counts) else GENERIC

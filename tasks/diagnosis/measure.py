@@ -29,8 +29,7 @@ from tasks.loader.workers import Batches
 from tasks.runs.data import shares_of
 
 MEASURED_S = 0.7
-"""The time for each setting. It ends with a batch of the last worker, as workers finish theirs at about one
-time."""
+"""The time per setting, up to a batch of the last worker, as workers finish at about one time."""
 SAMPLES_MEASURED = 5_000
 """The samples of each dataset that are measured to make packs like those of the training."""
 
@@ -53,8 +52,7 @@ def feed_of(
     lengths: Path | None = None,
     **others: Any,
 ) -> Feed:
-    """Return the feed of a training of the config, packed where the training packs; `others` are further
-    fields.
+    """Return the feed of a training, packed where the training packs; `others` are further fields.
 
     `lengths` is the folder of the lengths of some samples, which stand for all. They are measured and left
     there unless they exist. DataError where none of them fits into a row.
@@ -70,8 +68,7 @@ def feed_of(
 
 
 def rows_an_epoch(feed: Feed) -> int | None:
-    """Return how many rows all samples fill, by those that were measured; None for a feed that does not
-    pack."""
+    """Return how many rows all samples fill, by those measured; None for a feed that does not pack."""
     if feed.packed is None:
         return None
     limits, rows = feed.packed.limits, 0.0
@@ -118,8 +115,7 @@ class Bench:
     def measure(
         self, setting: Setting, batch_size: int, seed: int, seconds: float | None = None
     ) -> Measurement:
-        """Measure the time to the first batch, then the rate over some seconds once the queues' contents are
-        used up.
+        """Measure the time to the first batch, and the rate after the queues' contents are used up.
 
         `seed` differs between measurements, so that each reads other samples where there are many: the
         samples of one measurement lie in the page cache afterwards and would flatter the next.
@@ -158,8 +154,7 @@ class Bench:
 
 
 def _core_wanted_s() -> float:
-    """Return the seconds that this thread was at work, or waited for a core that others had, but not for a
-    disk."""
+    """Return the seconds that this thread worked or waited for a core, but not for a disk."""
     try:
         at_work, in_line, _ = Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()
     except OSError:  # a kernel without it, or not Linux

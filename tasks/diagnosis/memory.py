@@ -1,5 +1,4 @@
-"""Predicts the peak memory of a loader, compares it with the machine, and finds the largest settings that
-fit.
+"""Predicts the peak memory of a loader, compares it with the machine, and finds the settings that fit.
 
     peak = workers x ((prefetch + 1) x batch bytes + working set + the worker itself) + batches in hand + main
 
@@ -190,8 +189,7 @@ def gigabytes(size: float) -> str:
 
 
 def limits() -> MachineLimits:
-    """Return the limits of this process; its memory is limited by the tightest cgroup, or by what is
-    available."""
+    """Return the limits of this process; the tightest cgroup limits its memory, or what is available."""
     available = psutil.virtual_memory().available
     groups = [(size, str(file)) for size, file in machine.cgroup_limits(os.getpid())]
     memory, by = min([(available, "the machine's available memory"), *groups])
@@ -202,8 +200,7 @@ def limits() -> MachineLimits:
 
 
 def measure(feed: Feed) -> LoaderCost:
-    """Measure the cost of a feed's samples: one worker loads some of them one by one, and its memory is
-    read."""
+    """Measure the cost of a feed's samples: one worker loads some one by one, and its memory is read."""
     one = replace(feed, workers=1, prefetch=1, batch_size=1, rank=0, world_size=1)
     with one.train() as batches:
         sizes, tensors = [], 0

@@ -230,8 +230,7 @@ def _estimate(case: OwnCase) -> memory.LoaderCost:
 
 
 def too_small(version: Path, wanted: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the smallest sides of the train split's volumes, by the table of samples, if one is below
-    `wanted`."""
+    """Return the smallest sides of the train split's volumes, if one is below `wanted`."""
     try:
         table = pq.read_table(version / samples_name(TRAIN), columns=["depth", "height", "width"])
     except (OSError, ValueError):
@@ -284,8 +283,7 @@ def _disk(case: OwnCase) -> Iterator[Finding]:
 
 
 def _weights(case: OwnCase) -> Iterator[Finding]:
-    """Find the files and models that the training loads and that are missing on this machine, or have
-    changed."""
+    """Find files and models that the training loads and that are missing here, or have changed."""
     needs = options_type(case.train.recipe).model_validate(case.train.model).needs
     for lack in hub.lacks(needs, hub.read_lock(case.config.runs), is_deep=case.is_deep):
         yield lack.finding()

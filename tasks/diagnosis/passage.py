@@ -1,5 +1,4 @@
-"""Passes a command's output to where this process's own goes, unchanged and at once, with a copy for a
-listener.
+"""Passes a command's output on, unchanged and at once, with a copy for a listener.
 
 Where this process has a terminal, the command gets one as well, so that bars are drawn and lines arrive one
 by one; elsewhere standard output and standard error stay two pipes. A relay, which is this file run in a
@@ -64,8 +63,7 @@ class Passage:
         self._thread.start()
 
     def finish(self, timeout_s: float = 5.0) -> None:
-        """Wait for the rest of the output, but not for long where a process that the command left behind
-        holds its end."""
+        """Wait for the rest of the output, but not for long where a process left behind holds its end."""
         self._thread.join(timeout_s)
         if not self._thread.is_alive():
             self._relay.wait()
@@ -87,8 +85,7 @@ class Passage:
 
 
 def _leave_lines_alone(descriptor: int) -> None:
-    """Leave \\n as it is: the outer terminal turns it into \\r\\n, and twice would change the command's
-    output."""
+    """Leave \\n as it is: the outer terminal turns it into \\r\\n, which must not happen twice."""
     settings = termios.tcgetattr(descriptor)
     settings[1] &= ~termios.OPOST
     termios.tcsetattr(descriptor, termios.TCSANOW, settings)

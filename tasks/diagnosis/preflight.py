@@ -1,5 +1,4 @@
-"""Answers before a training starts whether every rank and worker will get a first batch: in seconds, without
-a GPU.
+"""Predicts in seconds, without a GPU, whether every rank and worker of a training gets a first batch.
 
 For a command of another trainer, the tars are surveyed and the trainer's own pipeline runs on samples of each
 kind. For a config of Tarmac, the manifest, the index and the tables hold all that is needed.
@@ -75,8 +74,7 @@ def preflight_external(
     is_deep: bool = False,
     progress: Progress = no_progress,
 ) -> Preflight:
-    """Examine the command that trains a config of recipe external; `words` are the command with all its
-    options.
+    """Examine the command that trains a config of recipe external; `words` are the command with all options.
 
     The command is examined like any other, but remedies name the config's keys. `own` is the result of
     `preflight_config` for the same config. Raises UsageError like `preflight_command`.
@@ -108,8 +106,7 @@ def _is_of_epochs(one: Finding, given: Command, case: Case) -> bool:
 
 
 def _by_config(one: Finding, given: Command) -> Finding:
-    """Return the finding with the config's keys in place of the options that the user's command does not
-    give."""
+    """Return the finding with the config's keys in place of options that the user's command lacks."""
     flags, config, remedy = dict(one.flags or {}), dict(one.config or {}), one.remedy
     for option, key in KEYS.items():
         if not given.has(option):
@@ -156,8 +153,7 @@ def preflight_config(config: Config, is_deep: bool = False, unknown: Sequence[Un
 
 
 def measured(config: dict[str, Any], version: Path) -> dict[str, Any]:
-    """Load some samples to measure what loading costs, and how many rows the samples fill when they are
-    packed.
+    """Load some samples to measure what loading costs, and how many rows the samples fill.
 
     It runs in a child process, because it imports torch.
     """

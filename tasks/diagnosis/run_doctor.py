@@ -127,8 +127,7 @@ def findings_of(run: RunFolder, attempt: int) -> list[Finding]:
 
 
 def _worded(finding: Finding) -> Finding:
-    """Add the sentence that a verdict's finding has; the agent's own findings have a last line or a step
-    instead."""
+    """Add the sentence of a verdict's finding to one of the agent's, from its last line or step."""
     if "what" in finding.evidence:
         return finding
     what = str(finding.evidence.get("last_line") or f"at step {finding.evidence.get('step', 0)}")

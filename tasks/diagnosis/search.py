@@ -1,5 +1,4 @@
-"""Finds the loader settings that give the most samples by a few short measurements, without trying all of
-them.
+"""Finds the loader settings that give the most samples, by a few short measurements.
 
 Loading in the process itself shows the cost of a sample, and how much of it is work for a core. The search
 starts with as many workers as keep the cores busy, and changes one setting at a time while that gains:
@@ -56,8 +55,7 @@ class Alone:
 
 
 def worker_counts(cores: int) -> list[int]:
-    """Return numbers from one to twice the cores, which pays where a loader waits for its disk, in growing
-    steps."""
+    """Return numbers up to twice the cores, which pays where a loader waits for its disk."""
     most = 2 * cores
     doubled = {2**power for power in range(most.bit_length())}
     return sorted({cores, most, *doubled, *(3 * count // 2 for count in doubled)} & {*range(1, most + 1)})
@@ -71,8 +69,7 @@ def predicted_workers(alone: Alone, cores: int, enough: float) -> int:
 
 
 class Search:
-    """One search. `measure` tries a setting; a setting that gives `enough` samples per second ends the
-    search."""
+    """One search. `measure` tries a setting; one that gives `enough` samples per second ends the search."""
 
     def __init__(
         self,
@@ -116,8 +113,7 @@ class Search:
 
     @property
     def measurements(self) -> list[Measurement]:
-        """One measurement per setting, in the order of measuring; the mean for a setting that was measured
-        again."""
+        """One measurement per setting, in order; the mean for a setting that was measured again."""
         return [_mean(runs) for runs in self._runs.values()]
 
     def _by_workers(self, best: Setting) -> Setting:

@@ -1,5 +1,4 @@
-"""Runs the four tests of `tarmac bench`, from one sample to a steady stream, and finds what limits the
-training.
+"""Runs the tests of `tarmac bench`, from one sample to a steady stream, and finds what limits a training.
 
 Each test is a process of its own with a deadline, so that a loader that hangs gives an answer: its workers
 keep their state in files, which show where they stand. The search for settings is the one before a training
@@ -101,8 +100,7 @@ def bench(config: Config, version: Path, progress: Progress = no_progress) -> St
 
 
 def one_sample(config: Config, version: Path, states: Path) -> dict[str, dict[str, float]]:
-    """Return, in a fresh process that loads by itself, the seconds by stage of the first sample and on
-    average."""
+    """Return, in a fresh process that loads by itself, the seconds by stage, first and on average."""
     began = time.perf_counter()
     from tasks.diagnosis.measure import feed_of
     from tasks.loader.batches import TRAIN, open_split
@@ -202,8 +200,7 @@ REMEDIES = {
 
 
 def charts_of(found: StagedFindings) -> list[Chart]:
-    """Draw rate, time to the first batch and memory of each setting, with a line per reader and batches
-    ahead."""
+    """Draw rate, time to the first batch and memory by workers, per reader and batches ahead."""
     measured, taken = found.settings.measurements, found.settings.taken_per_s
     rate = f"{found.settings.unit}/s"
     levels = [] if taken is None else [(f"the training takes {number(taken, 2)} {rate}", taken)]

@@ -1,5 +1,4 @@
-"""Predicts whether one step of a training fits into memory, by the peak of a small step, before a training
-starts.
+"""Predicts whether a step of a training fits into memory, by the peak of a small step.
 
 The memory of a pass grows with its samples, while model, gradients and optimizer do not: two samples show
 both. Small peaks drown in the other allocations of a process. So where the figure would refuse a training,
@@ -25,8 +24,7 @@ FIRST = 2
 
 @dataclass(frozen=True)
 class Room:
-    """The bytes that the ranks of a machine share, or that each has on its GPU; `by` names what limits
-    them."""
+    """The bytes that the ranks share, or that each has on its GPU; `by` names what limits them."""
 
     bytes: float
     by: str
@@ -50,8 +48,7 @@ class StepCost:
 
 
 def cost_of(peak_of: Callable[[int], float], fixed: float, samples: int, room: Room) -> StepCost:
-    """Measure the cost; `peak_of` runs a pass of so many samples, and the training's passes have
-    `samples`."""
+    """Measure the cost; `peak_of` runs a pass of so many samples, the training's passes have `samples`."""
 
     def measured(count: int) -> StepCost:
         return StepCost(fixed, max(peak_of(count) - fixed, 0.0) / count, count)

@@ -1,5 +1,4 @@
-"""Measures a few steps of a training: the samples per second that it takes without waiting, and a step's
-memory.
+"""Measures a few steps of a training: the samples per second that it takes, and the memory of a step.
 
 One batch is used again and again, so the loader has no part in it. The steps are plain ones: forward,
 backward and AdamW, on the device that the training would have. Weight averages and the exchange between ranks
@@ -49,20 +48,17 @@ class Trial:
         self._lower = LOWER.get(train.precision)
         averaged = sum(map(_bytes_of, model.parameters())) if train.ema is not None else 0
         self.fixed_bytes = self._held() + 3 * sum(map(_bytes_of, trained)) + averaged
-        """The bytes of this process, or on its GPU, with gradients, AdamW's two averages and that of the
-        weights."""
+        """The bytes of this process, or on its GPU, with gradients, AdamW's averages and that of weights."""
 
     def room(self, limits: memory.MachineLimits, ranks: int) -> Room:
-        """Return the memory that the peak is compared with, by the `limits` of the machine before the model
-        was made."""
+        """Return the memory to compare the peak with, by the machine's `limits` before the model was made."""
         if self._device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(self._device)
             return Room(free + torch.cuda.memory_reserved(self._device), "the GPU's free memory")
         return Room(limits.memory, limits.by, ranks)
 
     def peak_bytes(self, batch: Mapping[str, Any], room: Room) -> float:
-        """Return the peak memory of two steps, which are limited to the room; infinite where they need
-        more."""
+        """Return the peak memory of two steps within the room; infinite where they need more."""
         is_cuda = self._device.type == "cuda"
         if is_cuda:
             torch.cuda.reset_peak_memory_stats(self._device)

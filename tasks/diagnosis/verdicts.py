@@ -24,8 +24,7 @@ MOST_STATES = 4
 State = Literal["gone", "paused", "works", "stalled", "unclear"]
 CAUSES: tuple[Cause, ...] = (*LOADING, *WAITING)
 ALIVE = frozenset({"loss.nonfinite", "sample.poison", "json.conflict"})
-"""The causes that a log can state about a training that still lives; other messages are about one that has
-ended."""
+"""The causes that a log can state about a living training; other messages are about an ended one."""
 
 
 @dataclass(frozen=True)

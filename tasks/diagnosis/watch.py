@@ -1,5 +1,4 @@
-"""Runs a user's training command and watches it: it shows the cause of a stall while it lasts, and the
-outcome after.
+"""Runs a user's training command and watches it for stalls, and judges its outcome.
 
 The command's output passes through byte by byte, on a terminal where this process has one, so that progress
 bars look as usual. Each signal reaches the command once, and its exit code becomes ours. The lines of its
@@ -53,8 +52,7 @@ GRACE_S = (20.0, 10.0)
 """The time between the signals that stop a training: SIGINT, SIGTERM, SIGKILL."""
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 SI_KERNEL = 0x80
-"""The origin of a signal of the terminal (sigaction(2)), which its whole foreground group has received
-already."""
+"""The origin of a signal of the terminal (sigaction(2)), which its whole foreground group receives."""
 
 
 @dataclass(frozen=True)

@@ -70,8 +70,7 @@ class Command:
         return replace(whole, script="".join(words[start : start + 1]), arguments=tuple(words[start + 1 :]))
 
     def _launched(self, python: str, words: Sequence[str]) -> Command:
-        """Return the command with the program that a launcher starts, from the words behind the launcher's
-        name."""
+        """Return the command with the program that a launcher starts, by the words behind the launcher."""
         ranks, is_counted, rest = _behind_launcher(words)
         starts_python = bool(rest) and _PYTHON.fullmatch(os.path.basename(rest[0])) is not None
         inner = Command.of(rest if starts_python else [python, *rest], self.folder)
@@ -145,15 +144,13 @@ class Command:
         return tuple(dict.fromkeys(found))
 
     def version(self, distribution: str) -> str | None:
-        """Return the version of a package that the interpreter would import, or None if it is not
-        installed."""
+        """Return the version of a package that the interpreter would import, or None without it."""
         folders = [str(folder) for folder in self.packages]
         found = importlib.metadata.distributions(name=distribution, path=folders)
         return next((one.version for one in found), None)
 
     def source(self, file: str) -> Path | None:
-        """Return a file of an installed package, such as `open_clip_train/data.py`, or None if it is
-        missing."""
+        """Return a file of an installed package, such as `open_clip_train/data.py`, or None."""
         return next((path for folder in self.packages if (path := folder / file).is_file()), None)
 
     @cached_property
@@ -167,8 +164,7 @@ class Command:
 
 
 def _program(words: Sequence[str]) -> tuple[bool, str, list[str]]:
-    """Return whether Python runs a module, the name of the module or script ("" for `-c`), and the words
-    behind."""
+    """Return whether Python runs a module, the module or script ("" for `-c`), and the words behind."""
     place = 0
     while place < len(words) and words[place] != "-c":
         word = words[place]

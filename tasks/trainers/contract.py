@@ -18,8 +18,7 @@ from tasks.core.schema import Train
 from tasks.trainers.command import Command
 
 Phase = Literal["start", "first_batch", "step", "validate", "checkpoint", "end"]
-"""The part of a training that a log line belongs to. `first_batch` is the wait for it, `start` is all
-before."""
+"""The part of a training that a log line belongs to; `first_batch` is the wait for the first batch."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +47,7 @@ class DataArguments:
 
 @dataclass(frozen=True)
 class Rule:
-    """A filter of the trainer. A sample passes if it has at least one of the members of each entry of
-    `needs`.
+    """A filter of the trainer. A sample passes if it has a member of each entry of `needs`.
 
     The filter is the function or class `name` in `file`, transcribed from version `read_from`.
     """
@@ -111,8 +109,7 @@ class LogLine:
 
 @dataclass(frozen=True)
 class Assignment:
-    """A training as Tarmac's config describes it; `Trainer.options` translates it into the trainer's own
-    options.
+    """A training by Tarmac's config; `Trainer.options` translates it into the trainer's options.
 
     `tars` are brace patterns. `samples` is per epoch, and the trainer saves after each epoch. `model` is the
     name of one of the trainer's models, or the folder of a description, which `model_options` modify. `betas`
@@ -171,8 +168,7 @@ class Trainer:
         return any(failure.search(line) for failure in self.failures)
 
     def refusal(self, command: Command, suffixes: Collection[str]) -> str | None:
-        """Return why the trainer would drop a sample with these members, or None if its filters let it
-        pass."""
+        """Return why the trainer would drop a sample with these members, or None if it would not."""
         return next((why for rule in self.rules(command) if (why := rule.refusal(suffixes))), None)
 
 

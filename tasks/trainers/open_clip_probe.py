@@ -121,8 +121,7 @@ def first_reading_stage(stages: list[Any]) -> int:
 
 
 def split(stages: list[Any], ranks: int, workers: int, args: Any) -> list[list[list[str]]]:
-    """Return the tars of each worker of each rank in the first epoch, as the pipeline's own stages divide
-    them."""
+    """Return the tars of each worker of each rank in the first epoch, by the pipeline's own stages."""
     import webdataset
 
     first = first_reading_stage(stages)
@@ -155,8 +154,7 @@ def invoke(stage: Any, *source: Any) -> Any:
 
 
 def flow(stages: list[Any], tars: list[str]) -> dict[str, Any]:
-    """Return how many samples of these tars each stage lets pass, and the error that ended the pipeline, if
-    any."""
+    """Return how many of the samples each stage lets pass, and the error that ended the pipeline."""
     messages = Messages()
     logging.getLogger().addHandler(messages)
     counts = [0] * (len(stages) + 1)
@@ -185,8 +183,7 @@ def counted(source: Any, counts: list[int], number: int) -> Any:
 
 
 def failing(stages: list[Any], steps: list[dict[str, Any]], tars: list[str]) -> dict[str, int]:
-    """Return which members fail to decode by themselves, and in how many of the samples that decoding
-    drops."""
+    """Return which members do not decode by themselves, each with its number of dropped samples."""
     lost = {n: step["came_in"] - step["went_out"] for n, step in enumerate(steps) if "decode" in step["name"]}
     number = next((n for n, samples in lost.items() if samples), None)
     if number is None:

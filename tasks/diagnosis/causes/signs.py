@@ -108,8 +108,7 @@ class Signs:
         return _is_stopped(self.main) or (bool(self.workers) and all(map(_is_stopped, self.workers)))
 
     def runs(self, process: ObservedProcess) -> bool:
-        """Return whether a process computes a good part of the time, also where it gets little of the
-        cores."""
+        """Return whether a process computes often, also where it gets little of the cores."""
         return process.share("runs") >= 0.3 or process.cpu >= 0.3
 
     def sleeps(self, process: ObservedProcess) -> bool:
@@ -177,16 +176,14 @@ class Signs:
 
     @property
     def pixels(self) -> int:
-        """The pixels of the largest image among the samples just passed, else at the start of the first
-        shard."""
+        """The pixels of the largest image just passed, else of the largest in the first shard."""
         first = self.seen.shard.kinds if self.seen.shard is not None else ()
         kinds = [kind for _, kind in self.kinds] or first
         return max((kind.pixels or 0 for kind in kinds), default=0)
 
     @cached_property
     def filtered(self) -> Filtered | None:
-        """The result of the trainer's filter on the passed samples; None without samples or without a
-        filter."""
+        """The result of the trainer's filter on the passed samples; None without samples or filter."""
         if not self.kinds or not self.trainer.rules(self.command):
             return None
         judged = [(kind, path, self.trainer.refusal(self.command, kind.members)) for path, kind in self.kinds]

@@ -1,5 +1,4 @@
-"""Causes outside the way of the data: a tracker, a checkpoint, a download, another rank that does not
-come."""
+"""Causes outside the way of the data: a tracker, a checkpoint, a download, a rank that does not come."""
 
 from __future__ import annotations
 
@@ -87,8 +86,7 @@ def _checkpoint(signs: Signs) -> Support | None:
 
 
 def _saves(signs: Signs, rank: ObservedProcess) -> OpenFile | None:
-    """Return a file of weights that the rank has open for writing, and has not written to between the
-    looks."""
+    """Return a file of weights that the rank has open for writing but did not write to between the looks."""
     if rank.first is None or rank.last is None or not signs.sleeps(rank):
         return None
     if rank.share(*DISKS, *PIPES) < STEADY:
@@ -143,8 +141,7 @@ def _download(signs: Signs) -> Support | None:
 
 
 def _receives(rank: ObservedProcess) -> bool:
-    """Return whether data arrives. No counter counts recv(2), but what arrives is written, kept or worked
-    on."""
+    """Return whether data arrives. No counter counts recv(2), but arriving data is written, kept or used."""
     if rank.first is None or rank.last is None:
         return False
     moved = max(rank.grown("read_bytes") or 0, rank.grown("written_bytes") or 0)

@@ -1,5 +1,4 @@
-"""Looks at the data that a training command reads: its tars, and what the trainer's own pipeline makes of
-them."""
+"""Examines the data that a training command reads: its tars, and how the trainer's pipeline treats them."""
 
 from __future__ import annotations
 
@@ -59,8 +58,7 @@ class Case:
 
     @cached_property
     def valid_samples(self) -> int:
-        """The samples of all tars that reach a batch; tars not looked at count like the average of the
-        others."""
+        """The samples of all tars that reach a batch; tars not looked at count like the average."""
         found = sum(map(self.valid, self.survey.tars.values()))
         return round(found * len(self.survey.locations) / max(len(self.survey.tars), 1))
 

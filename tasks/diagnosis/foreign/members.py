@@ -1,5 +1,4 @@
-"""Judges what the trainer's pipeline makes of the samples' members: which samples it drops, which end a
-worker.
+"""Judges how the trainer's pipeline treats the samples' members: which it drops, and which end a worker.
 
 Where the pipeline did not run, the trainer's transcribed rules replace it.
 """

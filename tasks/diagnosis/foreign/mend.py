@@ -38,8 +38,7 @@ BEGINS = "# Written by tarmac preflight"
 
 @dataclass(frozen=True)
 class MemberOrigin:
-    """The field of `json` or the member that replaces a missing member, and the number of samples that have
-    it."""
+    """The field of `json` or the member that replaces a missing one, and how many samples have it."""
 
     origin: str
     samples: int
@@ -72,8 +71,7 @@ class Mended:
 
 
 def mend(case: Case, findings: Sequence[Finding], folder: Path) -> Mended:
-    """Write the config that the findings ask for into a folder, and return it with the command that uses
-    it."""
+    """Write the config that the findings ask for into a folder; return it with the command that uses it."""
     members: dict[str, MemberOrigin] = {}
     config, left_out = None, list[str]()
     if any(one.code in REBUILT for one in findings):
@@ -93,8 +91,7 @@ def mend(case: Case, findings: Sequence[Finding], folder: Path) -> Mended:
 
 
 def _modality(case: Case) -> str:
-    """Return the modality that keeps what the samples have, even teachers' members that the trainer
-    ignores."""
+    """Return the modality that keeps what the samples have, even members that the trainer ignores."""
     taught = (("syn.json",), ("paug.json",), (NPZ, PTH))
     is_taught = all(any(one in kind for one in either) for kind in case.survey.kinds for either in taught)
     return "reinforced" if case.trainer.needs_reinforcement or is_taught else "image_text"

@@ -46,8 +46,7 @@ LARGEST_EXAMPLE = 256 << 20
 
 @dataclass(frozen=True)
 class Example:
-    """The position of a sample in a tar: the bytes from the header of its first member to the end of its
-    last."""
+    """The position of a sample in a tar, from the header of its first member to the end of its last."""
 
     tar: str
     key: str

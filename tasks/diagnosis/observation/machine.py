@@ -24,8 +24,7 @@ _FAULT = re.compile(r"(\S+)\[(\d+)\]: (?:segfault|trap|general protection)|traps
 
 
 def memory_of(pid: int) -> Memory:
-    """Return the tightest memory limit of the process's cgroup and those above it, else the machine's
-    memory."""
+    """Return the tightest memory limit of the process's cgroups, else the machine's memory."""
     if limits := cgroup_limits(pid):
         limit, file = min(limits, key=lambda one: one[0])
         used = _number(file.with_name("memory.current")) or _number(file.with_name("memory.usage_in_bytes"))
@@ -108,8 +107,7 @@ def _next_record(descriptor: int) -> str | None:
 
 
 def _cgroup_folders(pid: int) -> list[Path]:
-    """Return the folders of the memory controller for the process's own cgroup and then for those above
-    it."""
+    """Return the folders of the process's memory cgroup and of those above it."""
     try:
         lines = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:

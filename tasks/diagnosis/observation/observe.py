@@ -32,8 +32,7 @@ SECONDS = 5.0
 """The time between the looks: as long as a DataLoader sleeps before it checks whether its workers live."""
 GLANCE_S = 0.05
 SELDOM = 9
-"""The pause after a glance is this many times as long as the glance, which costs a tenth of a core at
-most."""
+"""The pause after a glance in multiples of its duration, which costs a tenth of a core at most."""
 SAMPLES_TIMEOUT_S = 10.0
 MOST_TARS = 3
 """The newest tars of each reader are read again."""
@@ -266,8 +265,7 @@ def ranges_of(process: ObservedProcess) -> list[Range]:
 
 
 def _with_stacks(processes: list[ObservedProcess]) -> tuple[list[ObservedProcess], str]:
-    """Add the stacks of the ranks and of the first workers; return also why stacks are missing, "" if none
-    is."""
+    """Add the stacks of the ranks and of the first workers; return also why stacks are missing, or ""."""
     asked = [one for role in ("rank", "worker") for one in processes if one.role == role and one.last]
     stacks, why = stacks_of([one.pid for one in asked[:MOST_STACKS]])
     return [replace(one, stack=stacks.get(one.pid)) for one in processes], why or ""

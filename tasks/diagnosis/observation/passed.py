@@ -28,15 +28,13 @@ IMAGES = frozenset({"jpg", "jpeg", "png", "webp"})
 HEAD_BYTES = 1 << 18
 """The first bytes of an image, which hold its header unless a large preview precedes it."""
 Range = tuple[int, str, int, int, int]
-"""A process, a path, the first and the last byte that it has read, and the bytes that it has read of all
-files."""
+"""A process, a path, the first and the last byte read there, and the bytes read of all files."""
 ALL_PASSED = 4
 """A process that has read this many times the size of a tar that it has open reads the tar in circles."""
 
 
 class ReplayReader:
-    """The process that reads samples again. It starts early, because its start takes about as long as its
-    work."""
+    """The process that reads samples again. It starts early, as its start takes as long as its work."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(

@@ -58,8 +58,7 @@ class Connection:
 
 @dataclass(frozen=True)
 class Look:
-    """The state of a process at one moment. Counters are totals since its start; `at` is in monotonic
-    seconds."""
+    """A process at one moment. Counters are totals since its start; `at` is in monotonic seconds."""
 
     at: float
     state: str
@@ -78,8 +77,7 @@ class Look:
 
 @dataclass(frozen=True)
 class ProcStat:
-    """The fields of /proc/PID/stat that are used; `exit_code` is in the form of wait(2), 0 while the process
-    lives."""
+    """The fields of /proc/PID/stat that are used; `exit_code` has the form of wait(2), 0 during its life."""
 
     name: str
     state: str
@@ -212,8 +210,7 @@ def _address(text: str) -> str:
 
 
 def wait_of(pid: int) -> str | None:
-    """Return the kernel function that the main thread sleeps in: "" while it runs, None where it may not be
-    read."""
+    """Return the kernel function that the main thread sleeps in, "" while it runs, None if unreadable."""
     return _wait(PROC / str(pid))
 
 
@@ -236,8 +233,7 @@ def _wait(base: Path) -> str | None:
 
 
 def _syscall(base: Path) -> str | None:
-    """Return the system call of the main thread with its first argument, such as `read 14`; None where it may
-    not be read."""
+    """Return the main thread's system call and first argument, such as `read 14`; None if unreadable."""
     words = (_text(base / "syscall") or "").split()
     if not words or not words[0].isdigit():
         return words[0] if words else None

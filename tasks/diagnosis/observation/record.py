@@ -1,5 +1,4 @@
-"""The record of one examination of a training: the facts about its processes from two looks some seconds
-apart.
+"""The record of one examination of a training: facts about its processes from two looks.
 
 An Observation holds facts only, no judgement. It is one JSON object, so that it can be attached to a report,
 kept as evidence of a run that has been restarted since, and judged again by better rules. It holds the name
@@ -54,8 +53,7 @@ class Passed:
 
 @dataclass(frozen=True)
 class ObservedProcess:
-    """One process of the training. `last` is None if it was gone by then; `exit_code` is in the form of
-    wait(2).
+    """One process of the training. `last` is None if it was gone; `exit_code` has the form of wait(2).
 
     `waits` counts, over all glances between the looks, what its main thread did: `runs`, or the kernel
     function that it slept in, such as `futex_do_wait`; a wait for a disk begins with `D:`. `places` are the
@@ -109,8 +107,7 @@ class ObservedProcess:
         return None if first is None or last is None else last - first
 
     def share(self, *waits: str) -> float:
-        """Return the share of glances at which it was in one of these waits, given by the start of their
-        names."""
+        """Return the share of glances at which it was in one of these waits, given by their first letters."""
         total = sum((self.waits or {}).values())
         found = sum(count for wait, count in (self.waits or {}).items() if wait.startswith(waits))
         return found / total if total else 0.0
@@ -128,8 +125,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Log:
-    """The last lines of the training's output, without secrets; `quiet_s` is the time since it was last
-    written."""
+    """The last lines of the training's output, without secrets; `quiet_s` since it was last written."""
 
     path: str
     quiet_s: float
@@ -146,8 +142,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class KeptState:
-    """The state that a loader worker of Tarmac's own keeps in its file; `since_s` is the time in this
-    stage."""
+    """The state in the file of a loader worker of Tarmac's own; `since_s` is the time in this stage."""
 
     rank: int
     worker: int

@@ -1,5 +1,4 @@
-"""Removes what a report must not carry: secrets in command lines and log lines, and the name of a home
-folder.
+"""Removes what a report must not carry: secrets in command lines and logs, and the home folder.
 
 A secret is recognised by the name before it (`--wandb-key`, `HF_TOKEN=`, `Authorization:`), by an address
 with a user in it, or by the form of a known provider's tokens. In doubt, too much is removed.
