@@ -199,7 +199,7 @@ def test_what_is_sound_has_no_findings(world: World, data: str, fresh: Callable[
         pytest.param(
             *case,
             id=", ".join(map(str, case)),
-            marks=() if (case[0].name, case[1]) in DAILY else pytest.mark.soak,
+            marks=() if (case[0].name, case[1]) in DAILY else pytest.mark.proof,
         )
         for case in CASES
     ],
