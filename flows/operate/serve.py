@@ -24,11 +24,14 @@ from pathlib import Path
 
 import prefect
 import uvicorn
+from prefect.context import refresh_global_settings_context
 from prefect.server.database.configurations import AioSqliteConfiguration
 from prefect.server.database.dependencies import MODELS_DEPENDENCIES
 from prefect.settings import get_current_settings
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
+
+from flows.operate.environment import SERVER
 
 GRACE_S = 3
 """How long open connections of browsers may hold up the end."""
@@ -68,8 +71,26 @@ class QueuingSqlite(AioSqliteConfiguration):
             yield transaction
 
 
-def main(descriptor: int) -> None:
+def _settle(host: str, port: int, is_temporary: bool) -> None:
+    """Give this process Tarmac's settings of a server, where the user has none of their own.
+
+    A temporary server has no pages, no schedules and no password: only its starter knows its address.
+    """
+    own = get_current_settings().to_environment_variables(exclude_unset=True)
+    os.environ |= {**SERVER, "PREFECT_UI_URL": f"http://{host}:{port}", **own}
+    os.environ |= {"PREFECT_SERVER_API_HOST": host, "PREFECT_SERVER_API_PORT": str(port)}
+    os.environ["PREFECT__SERVER_FINAL"] = "1"
+    if is_temporary:
+        os.environ |= {"PREFECT__SERVER_EPHEMERAL": "1", "PREFECT_SERVER_UI_ENABLED": "false"}
+        os.environ.pop("PREFECT_SERVER_API_AUTH_STRING", None)
+    refresh_global_settings_context()
+
+
+def main(descriptor: int, is_temporary: bool) -> None:
     """Serve until SIGTERM; exits with 3 where the server does not start."""
+    listener = socket.socket(fileno=descriptor)
+    host, port, *_ = listener.getsockname()
+    _settle(host, port, is_temporary)
     server = get_current_settings().server
     url = server.database.connection_url
     address = "" if url is None else url.get_secret_value()
@@ -89,9 +110,9 @@ def main(descriptor: int) -> None:
         timeout_keep_alive=server.api.keepalive_timeout,
         timeout_graceful_shutdown=GRACE_S,
     )
-    with socket.socket(fileno=descriptor) as listener:
+    with listener:
         Queuing(config).run(sockets=[listener])
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), is_temporary="temporary" in sys.argv[2:])

@@ -13,7 +13,6 @@ import re
 import socket
 import ssl
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -26,10 +25,8 @@ from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
 
 from flows.operate import service
-from flows.operate.environment import SERVER
 from tasks.core.errors import TarmacError, UsageError
 
-LOOPBACK = "127.0.0.1"
 POLL_S = 0.1
 EXCEPTION = re.compile(r"(\w+\.)*\w*(Error|Exception): ")
 """Matches the last line of a traceback."""
@@ -83,28 +80,25 @@ def _named() -> str:
 
 
 @contextmanager
-def started_temporarily() -> Iterator[None]:
-    """Start a server for this process alone, which every client in it finds and which ends with the process.
+def started_temporarily(begun: service.TemporaryServer) -> Iterator[None]:
+    """A server for this process alone, which every client in it finds and which ends with the process.
 
     It comes up while the block runs, and answers after it. UsageError if Prefect's folder cannot be written,
     TarmacError if the server does not come up.
     """
-    with listening(LOOPBACK, 0) as listener, tempfile.TemporaryFile() as output:
-        url = f"http://{LOOPBACK}:{listener.getsockname()[1]}/api"
-        process = start_server(listener, output, is_temporary=True)
-        lasting = ExitStack()
-        atexit.register(lasting.close)
-        lasting.callback(service.end, process)
-        yield
-        try:
-            wait_until_up(process, url)
-        except TarmacError as error:
-            output.seek(0)
-            why = last_line(output.read().decode(errors="replace").splitlines())
-            fix = "try again, or start one with `tarmac up` and name it in PREFECT_API_URL"
-            raise TarmacError(f"Prefect's temporary server {error}{why}; {fix}") from None
-    os.environ["PREFECT_API_URL"] = url  # for threads, which do not inherit the settings of their starter
-    lasting.enter_context(temporary_settings({PREFECT_API_URL: url}))
+    lasting = ExitStack()
+    atexit.register(lasting.close)
+    lasting.callback(begun.end)
+    _require_home()
+    yield
+    try:
+        wait_until_up(begun.process, begun.url)
+    except TarmacError as error:
+        why = last_line(begun.printed().splitlines())
+        fix = "try again, or start one with `tarmac up` and name it in PREFECT_API_URL"
+        raise TarmacError(f"Prefect's temporary server {error}{why}; {fix}") from None
+    os.environ["PREFECT_API_URL"] = begun.url  # for threads, which do not inherit their starter's settings
+    lasting.enter_context(temporary_settings({PREFECT_API_URL: begun.url}))
     _lasting.append(lasting)
 
 
@@ -131,35 +125,21 @@ def listening_at(host: str, port: int) -> socket.socket:
     return socket.create_server((str(place[0]), port), family=family)
 
 
-def start_server(
-    listener: socket.socket, output: IO[bytes] | int, is_temporary: bool = False
-) -> subprocess.Popen[bytes]:
-    """Start a Prefect server on a listening socket, with Tarmac's settings where the user has none.
+def start_server(listener: socket.socket, output: IO[bytes] | int) -> subprocess.Popen[bytes]:
+    """Start a Prefect server on a listening socket; UsageError if Prefect's folder cannot be written."""
+    _require_home()
+    return service.start_server(listener, output)
 
-    A temporary one has no pages and no schedules. It writes to `output`, and ends with this thread.
-    UsageError if Prefect's folder cannot be written.
-    """
+
+def _require_home() -> None:
+    """Without a folder for its database the server would try for minutes."""
     home = get_current_settings().home
-    try:  # without a folder for its database the server would try for minutes
+    try:
         home.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=home).close()
     except OSError as error:
         why = f"{home} cannot be written ({error.strerror})"
         raise UsageError(f"PREFECT_HOME: {why}; set it to a folder that can") from None
-    host, port = listener.getsockname()[:2]
-    settings = {
-        **SERVER,
-        "PREFECT_UI_URL": f"http://{host}:{port}",
-        **get_current_settings().to_environment_variables(exclude_unset=True),
-        "PREFECT_SERVER_API_HOST": host,
-        "PREFECT_SERVER_API_PORT": str(port),
-        "PREFECT__SERVER_FINAL": "1",
-    }
-    if is_temporary:
-        settings |= {"PREFECT__SERVER_EPHEMERAL": "1", "PREFECT_SERVER_UI_ENABLED": "false"}
-        settings.pop("PREFECT_SERVER_API_AUTH_STRING", None)
-    command = [sys.executable, "-m", "flows.operate.serve", str(listener.fileno())]
-    return service.start_service(command, settings, output, [listener.fileno()])
 
 
 def wait_until_up(process: subprocess.Popen[bytes], url: str) -> None:

@@ -5,8 +5,10 @@ process first; they end with it, however it ends, and are started again while so
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
@@ -19,6 +21,7 @@ from typing import IO
 from tasks.core import screen
 from tasks.core.process import child_environment, signal_at_starters_end
 
+LOOPBACK = "127.0.0.1"
 END_S = 5.0
 """A process may take this long to end before it is killed."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
@@ -44,6 +47,35 @@ def start_service(
         start_new_session=True,
         preexec_fn=partial(signal_at_starters_end, signal.SIGTERM),
     )
+
+
+def start_server(listener: socket.socket, output: IO[bytes] | int, *words: str) -> subprocess.Popen[bytes]:
+    """Start a Prefect server on a listening socket. It writes to `output`, and ends with this thread."""
+    command = [sys.executable, "-m", "flows.operate.serve", str(listener.fileno()), *words]
+    return start_service(command, {}, output, [listener.fileno()])
+
+
+class TemporaryServer:
+    """A Prefect server for this process alone, on a free port of this machine.
+
+    It needs some seconds to come up, so it is started before this process imports Prefect, although only the
+    import shows whether the user has named another server.
+    """
+
+    def __init__(self) -> None:
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the server)
+        with socket.create_server((LOOPBACK, 0)) as listener:
+            self.url = f"http://{LOOPBACK}:{listener.getsockname()[1]}/api"
+            self.process = start_server(listener, self._output, "temporary")
+
+    def printed(self) -> str:
+        """Return what the server has printed."""
+        self._output.seek(0)
+        return self._output.read().decode(errors="replace")
+
+    def end(self) -> None:
+        """End the server."""
+        end(self.process)
 
 
 def end(process: subprocess.Popen[bytes], patience_s: float = END_S) -> None:

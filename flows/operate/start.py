@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import signal
 import sys
 import warnings
@@ -12,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from flows.operate import environment
+from flows.operate import environment, service
 from tasks.core import screen
 from tasks.core.errors import TarmacError
 from tasks.runs.folder import RunFolder, list_runs
@@ -43,15 +44,18 @@ def evaluation(run: RunFolder, again: Sequence[Key]) -> Stages:
 def _prepare(flow_module: str) -> ModuleType:
     """Set Prefect's environment, make sure that a server answers, and import the flow's module.
 
-    The server is the named one, or a temporary one, which comes up while the module is imported.
+    The server is the named one, or a temporary one, which comes up while Prefect and the module are imported.
     """
     screen.passing("starting Prefect")
     environment.prepare(quiet=True)
+    begun = None if os.environ.get("PREFECT_API_URL") else service.TemporaryServer()
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # a home that cannot be written
         server = importlib.import_module("flows.operate.server")
-    if server.address() is None:
-        with server.started_temporarily():
+    if server.address() is None and begun is not None:
+        with server.started_temporarily(begun):
             return importlib.import_module(flow_module)
+    if begun is not None:
+        begun.end()
     advice = f"start it with `tarmac up`, or `{server.how_to_forget()}` to do without one"
     with server.connected(advice):
         return importlib.import_module(flow_module)

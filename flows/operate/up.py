@@ -26,7 +26,7 @@ from prefect.settings import get_current_settings
 
 from flows.operate import folder, pages, recovery, server
 from flows.operate.offers import POOL
-from flows.operate.service import END_S, Service, end, start_service
+from flows.operate.service import END_S, LOOPBACK, Service, end, start_service
 from tasks import guard
 from tasks.core import child, screen
 from tasks.core.errors import TarmacError, UsageError
@@ -145,14 +145,14 @@ class _ServerLocation:
             there = parts.hostname or ""
             at = parts.port or (443 if parts.scheme == "https" else 80)
             is_plain = parts.scheme == "http" and _is_here(there)
-            pages_host = host or (there if is_plain else server.LOOPBACK)
+            pages_host = host or (there if is_plain else LOOPBACK)
             return cls(there, at, url.rstrip("/"), True, pages_host, (at if is_plain else PORT) + 1)
-        host, port = host or server.LOOPBACK, PORT if port is None else port
+        host, port = host or LOOPBACK, PORT if port is None else port
         if not 0 < port < LAST_PORT:
             raise UsageError(
                 f"--port: {port} is no port with one after it; choose one between 1024 and 65534"
             )
-        near = server.LOOPBACK if host in EVERYWHERE else host
+        near = LOOPBACK if host in EVERYWHERE else host
         return cls(host, port, f"http://{_in_url(near)}:{port}/api", False, host, port + 1)
 
     @property

@@ -17,12 +17,11 @@ import pytest
 from prefect.settings import (
     PREFECT_API_URL,
     PREFECT_HOME,
-    PREFECT_SERVER_DATABASE_CONNECTION_URL,
     PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
     temporary_settings,
 )
 
-from flows.operate import environment, server, start
+from flows.operate import environment, server, service, start
 from tasks.core.errors import TarmacError, UsageError
 from tasks.core.lock import Lease
 from tests.conftest import ROOT
@@ -90,24 +89,23 @@ def test_a_home_that_cannot_be_written_is_named_at_once() -> None:
     with (
         temporary_settings({PREFECT_HOME: "/proc/nope"}),
         pytest.raises(UsageError, match="PREFECT_HOME: /proc/nope cannot be written"),
-        server.started_temporarily(),
+        server.started_temporarily(service.TemporaryServer()),
     ):
         pass
 
 
-def test_a_temporary_server_that_does_not_come_up_is_one_line(tmp_path: Path) -> None:
+def test_a_temporary_server_that_does_not_come_up_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     nobody = "postgresql+asyncpg://nobody:secret@127.0.0.1:9/none"
-    settings = {
-        PREFECT_HOME: str(tmp_path),
-        PREFECT_SERVER_DATABASE_CONNECTION_URL: nobody,
-        PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS: 90,  # a loaded machine
-    }
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", nobody)
     with (
-        temporary_settings(settings),
+        temporary_settings({PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS: 90}),  # a loaded machine
         pytest.raises(
             TarmacError, match=r"ended while it started \(exit code 3\): \w+Error: .*; try again"
         ) as caught,
-        server.started_temporarily(),
+        server.started_temporarily(service.TemporaryServer()),
     ):
         pass
     assert "\n" not in str(caught.value)
@@ -117,7 +115,10 @@ def test_a_temporary_server_that_does_not_come_up_is_one_line(tmp_path: Path) ->
 @pytest.mark.system
 def test_the_first_servers_of_a_folder_start_one_after_another(tmp_path: Path) -> None:
     """Each makes the database where there is none; two at once broke off over each other's tables."""
-    code = "from flows.operate import server\nwith server.started_temporarily(): pass"
+    code = (
+        "from flows.operate import server, service\n"
+        "with server.started_temporarily(service.TemporaryServer()): pass"
+    )
     environment = {**os.environ, **PATIENT, "PREFECT_HOME": str(tmp_path)}
     environment.pop("PREFECT_API_URL", None)
     command = [sys.executable, "-c", code]
