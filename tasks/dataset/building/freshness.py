@@ -121,9 +121,10 @@ def unchanged(version: Path, inputs: str, dataset: Dataset) -> bool:
         manifest = versions.read_manifest(version)
         is_itself = version_name((version / MANIFEST).read_bytes()) == version.name
         is_of_these = build.inputs_digest == inputs and is_for_the_same(build, dataset)
-        are_sound = all(_is_sound(version / name, seal) for name, seal in build.files.items())
         is_within = manifest.rejected <= rejects_allowed(dataset.reject_budget, manifest.read)
-        if build.unread or not (is_itself and is_of_these and is_within and are_sound):
+        if build.unread or not (is_itself and is_of_these and is_within):
+            return False
+        if not all(_is_sound(version / name, seal) for name, seal in build.files.items()):  # reads them
             return False
     except (OSError, DataError):
         return False

@@ -103,6 +103,16 @@ def test_each_server_is_asked_once_by_a_command_and_its_build(tmp_path: Path) ->
     assert set(looked_at.values()) == {1} and len(looked_at) == COUNT
 
 
+def test_no_file_of_the_version_is_hashed_once_the_source_has_changed(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[str] = []
+    honest = freshness.blake3_file
+    monkeypatch.setattr(freshness, "blake3_file", lambda path: hashed.append(path.name) or honest(path))  # type: ignore[func-returns-value]
+    assert is_up_to_date(config) is None
+    assert hashed == []
+
+
 @pytest.mark.parametrize("command", [build, forecast])
 def test_alone_it_lists_once_too(
     command: object, config: Config, asked: Counter[str], opened: list[str]
