@@ -92,7 +92,6 @@ class VolumeFolder(ABC):
         yield Container(self._tables.path, ObjectStat(0, ""))
 
     def items(self, container: Container) -> Iterator[RawSample]:
-        self._folder.require()
         tables = VolumeTables(self._tables, self.location, self._config_key)
         about = (self._tables.reports, self._tables.labels, self._tables.metadata)
         base = f"{self.location.rstrip('/')}/"

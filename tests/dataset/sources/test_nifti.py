@@ -12,6 +12,7 @@ import pytest
 from nibabel.orientations import apply_orientation, axcodes2ornt, inv_ornt_aff, ornt_transform
 
 from tasks.core.errors import DataError, UsageError
+from tasks.core.folders import LocalStore
 from tasks.dataset.formats import npy
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.modalities.volume_report import VOLUME_REPORT
@@ -291,6 +292,20 @@ def test_other_files_beside_are_no_samples(folder: Path) -> None:
         f"{NAME}.nii.gz",
         "p1_scan_0.nii",
     ]
+
+
+def test_a_folder_is_listed_once_for_its_samples(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a bucket a list of many thousand files takes as many requests as it has pages."""
+    listed: list[str] = []
+    honest = LocalStore.entries
+
+    def entries(store: LocalStore, below: str = "") -> tuple[list[str], list[str]]:
+        listed.append(below)
+        return honest(store, below)
+
+    nifti = source(folder)
+    monkeypatch.setattr(LocalStore, "entries", entries)
+    assert len(list(nifti.items(next(nifti.containers())))) == 1 and listed == [""]
 
 
 def test_an_empty_folder_names_the_key(folder: Path) -> None:
