@@ -127,6 +127,10 @@ def _of_table(inventory: Inventory, table: SurveyedTable) -> Reading | None:
         why = "the captions, with {} for the class; write what fits your images"
         source.append(ConfigKey("caption", label.name, "no column holds captions, so the class will do"))
         source.append(ConfigKey("templates", ["a photo of a {}"], why))
+        if label.is_numeric:
+            numbers = f"{shown(label.name)} holds numbers ({enumerate_names(list(label.values))})"
+            fix = "put the classes' names there"
+            warnings.append(f"{numbers}, which mean nothing to a model of texts: {fix}")
     warnings = list(filter(None, warnings))
     rules = _image_rules({suffix_of(name) for name in image.values} if not image.is_binary else ())
     each = inventory.mean_size(inventory.of(IMAGES)) or USUAL_BYTES

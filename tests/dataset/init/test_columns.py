@@ -97,6 +97,20 @@ def test_a_column_of_named_classes_becomes_a_zero_shot_task(label: str, task: st
     assert config.evaluate is not None and config.evaluate.tasks[0].kind == task
 
 
+@pytest.mark.parametrize(
+    ("names", "doubt"), [("{}", "which mean nothing to a model of texts"), ("kind {}", "")]
+)
+def test_numbers_for_classes_are_doubted_where_they_become_captions(
+    names: str, doubt: str, tmp_path: Path
+) -> None:
+    raw.pictures(tmp_path / "raw", 40)
+    rows = [(f"{n:04d}.png", names.format(n % 4)) for n in range(40)]
+    raw.write_table(tmp_path / "raw", rows, ("image", "label"))
+    seen = survey("raw")
+    assert (doubt in warnings(seen), seen.best.grade) == (True, 1 if doubt else 2)
+    assert bool(warnings(seen)) == bool(doubt)
+
+
 def test_few_samples_are_not_evaluated_on(tmp_path: Path) -> None:
     """The share that is held out may be empty, and a training would end in an evaluation that fails."""
     captions_beside(tmp_path / "raw")
