@@ -163,10 +163,12 @@ class TableImages:
         if row.fault is not None:
             return RawSample(place, place, "", {}, fault=("source.unreadable", row.fault)), None
         written = fields.get(self._config.image)
-        if not isinstance(written, str) or not written:
+        name = ""
+        if isinstance(written, str) and written:
+            name = self._images.name(written, table.rpartition("/")[0])
+        if not name:  # also where the row names the source's folder
             fault: tuple[Reason, str] = "member.missing", "the row names no image"
             return RawSample(place, place, "", fields, fault=fault), None
-        name = self._images.name(written, table.rpartition("/")[0])
         file = self._images.public_name(name)
         if file != name:
             fields = {**fields, self._config.image: self._images.address(name)}

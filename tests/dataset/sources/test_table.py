@@ -409,6 +409,15 @@ def test_images_may_be_addresses(tmp_path: Path, gives_parts: bool, monkeypatch:
             table.read(missing.file, missing.content)
 
 
+def test_a_row_that_names_the_sources_own_folder_names_no_image(tmp_path: Path) -> None:
+    with web_server(tmp_path, True) as (address, _):
+        raw.write_table(tmp_path, [(f"{address}/", "x", "")])
+        block = {"kind": "table", "path": f"{address}/captions.csv", "image": "file", "caption": "caption"}
+        (images,) = open_sources(raw.config(tmp_path, tmp_path / "out", source=block).dataset)
+        (found,) = images.items(next(images.containers()))
+        assert found.fault == ("member.missing", "the row names no image")
+
+
 def test_a_server_is_asked_once_for_each_image_and_once_for_its_content(tmp_path: Path) -> None:
     """From the question whether there is anything to build to the build that follows; three rows an image."""
     raw.pictures(tmp_path / "there", 4)
