@@ -55,7 +55,7 @@ def card(manifest: Manifest, members: Collection[str], license_id: str | None) -
         "dataset/card.md",
         manifest=manifest,
         license=None if license_id is None else json.dumps(license_id),
-        splits={json.dumps(split.replace("-", "_")): split for split in manifest.splits},
+        splits=[(json.dumps(split.replace("-", "_")), split) for split in manifest.splits],
         kinds={json.dumps(name): _kind(name)[0] for name in names},
         meanings=meanings,
         first="train" if "train" in manifest.splits else min(manifest.splits, default="train"),

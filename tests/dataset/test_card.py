@@ -14,7 +14,9 @@ from tasks.core.schema import Config
 from tasks.dataset import versions
 from tasks.dataset.build_info import seal_files
 from tasks.dataset.building.builder import build, is_up_to_date
+from tasks.dataset.card import card
 from tasks.dataset.layout import BUILD, CARD, INPUTS
+from tasks.dataset.manifest import Manifest, SourceSummary, SplitSummary
 from tasks.dataset.repair.run import repair
 from tasks.dataset.tables import ArrowBatches, BatchWriter
 from tasks.dataset.verify.verifier import verify
@@ -84,8 +86,6 @@ def test_datasets_load_every_sample_of_a_version(make: Callable[[Path], Config],
 def test_datasets_load_reinforced_samples(tmp_path: Path) -> None:
     from datasets import load_dataset
 
-    from tasks.dataset.card import card
-
     samples = [(f"k{number}", members) for number, members in enumerate(SAMPLES["clip_reinforced"])]
     version = handmade.write_version(tmp_path / "v", "reinforced", {"train": samples})
     (version / CARD).write_text(card(versions.read_manifest(version), samples[0][1].keys(), None))
@@ -107,6 +107,25 @@ def test_the_card_counts_explains_and_names_the_licence(tmp_path: Path) -> None:
     assert is_up_to_date(relicensed) is None
     assert published(relicensed) == version and 'license: "mit"' in (version / CARD).read_text()
     assert is_up_to_date(relicensed) == version
+
+
+def test_splits_that_differ_in_a_dash_alone_both_stand_in_the_card() -> None:
+    split = SplitSummary(shards=1, samples=1, bytes=2048)
+    manifest = Manifest(
+        format="tarmac/1",
+        name="pictures",
+        modality="image_text",
+        digest="a" * 64,
+        splits={"held-out": split, "held_out": split},
+        read=2,
+        accepted=2,
+        filtered=0,
+        rejects={},
+        source=SourceSummary(kind="table", digest=""),
+        config_digest="",
+    )
+    text = card(manifest, ["png", "txt"], None)
+    assert all(f'    path: "{name}/*.tar"' in text for name in manifest.splits)
 
 
 def test_the_card_is_sealed_and_mended_as_every_other_file(tmp_path: Path) -> None:
