@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tasks.core.config import load_config
+from tasks.core.engines import map_groups
 from tasks.core.schema import Config, recipes
 from tasks.dataset import examples, versions
+from tasks.dataset.building import convert
 from tasks.dataset.building.builder import build
 from tasks.loader import forkserver
 
@@ -42,6 +46,29 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     folders = {item.path.relative_to(ROOT / "tests").parts[0] for item in session.items}
     if folders & STARTS_LOADERS:
         forkserver.start_forkserver("tasks.dataset.building.preload", *sorted(recipes.modules().values()))
+
+
+def map_in_process(
+    function: Callable[[Any], Any], items: Iterable[Any], engines: Any, **options: Any
+) -> Iterator[Any]:
+    """As `map_groups`, but with the work of a single local worker done here, where its process is not the point."""
+    settings = engines.for_build()
+    if settings.kind != "local" or settings.workers != 1:
+        yield from map_groups(function, items, engines, **options)
+        return
+    convert.converter.cache_clear()
+    try:
+        yield from map(function, items)
+    finally:
+        convert.converter.cache_clear()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def convert_here() -> Iterator[None]:
+    """Half of the time of a small build goes into starting its worker; builds with two workers have real ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(convert, "map_groups", map_in_process)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -105,7 +105,7 @@ def others() -> None:
     OTHERS.update(descendants())
 
 
-@pytest.mark.parametrize("reader", ["indexed", "streaming"])
+@pytest.mark.parametrize("reader", ["indexed", pytest.param("streaming", marks=pytest.mark.proof)])
 def test_what_waits_gains_from_workers(make_version: MakeVersion, quick: None, reader: str) -> None:
     """The transform sleeps 50 ms per sample: less than 20 a second a process, however idle the machine is, so
     even more workers than the two cores gain."""
@@ -200,7 +200,9 @@ def test_bad_data_ends_the_measurement(
     assert loader_processes() == set()
 
 
-@pytest.mark.parametrize("way", ["replaced", "in the dataset's quarantine", "in the run's"])
+@pytest.mark.parametrize(
+    "way", ["replaced", pytest.param("in the dataset's quarantine", marks=pytest.mark.proof), "in the run's"]
+)
 def test_bad_data_that_the_run_does_without_is_none_here(
     make_version: MakeVersion, quick: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, way: str
 ) -> None:

@@ -81,6 +81,7 @@ print(few.measured, few.peak(8) - few.fixed, peak_of(8) - few.fixed, tight)
 """
 
 
+@pytest.mark.proof
 def test_two_conversations_show_what_eight_take() -> None:
     """Of a real model, in a process of its own as tuning has it: memory that others freed would hide a peak."""
     program = PROGRAM.replace("LARGE", repr(LARGE))

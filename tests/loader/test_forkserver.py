@@ -56,6 +56,7 @@ def version(make_version: MakeVersion) -> Path:
     return make_version(train=[40])
 
 
+@pytest.mark.proof
 def test_it_shares_its_imports_with_the_process_and_nothing_else(version: Path) -> None:
     fresh = Program("start_forkserver", version)
     forked = Program("fork", version)

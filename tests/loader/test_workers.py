@@ -83,7 +83,9 @@ def test_a_worker_that_kills_itself_is_named(make_version: MakeVersion) -> None:
     assert time.monotonic() - started < 60
 
 
-@pytest.mark.parametrize("transform", [transforms.plain, transforms.with_long_texts])
+@pytest.mark.parametrize(
+    "transform", [pytest.param(transforms.plain, marks=pytest.mark.proof), transforms.with_long_texts]
+)
 def test_a_worker_killed_from_outside_is_named(make_version: MakeVersion, transform: Transform) -> None:
     """Also while it hands over more text than its pipe holds, which must not leave a torn message."""
     with start(make_version(train=[40]), transform, batch_size=16, prefetch=4) as batches:
@@ -120,7 +122,7 @@ if __name__ == "__main__":
 @pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("unshare"), reason="mounting a small disk takes root"
 )
-@pytest.mark.parametrize("reader", ["indexed", "streaming"])
+@pytest.mark.parametrize("reader", ["indexed", pytest.param("streaming", marks=pytest.mark.proof)])
 def test_a_full_shared_memory_is_an_error(make_version: MakeVersion, tmp_path: Path, reader: str) -> None:
     script = tmp_path / "main.py"
     script.write_text(FULL_MEMORY)

@@ -8,9 +8,12 @@ from collections import Counter
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 from PIL import Image
 
 from tests.pipeline.conftest import make_project
+
+pytestmark = pytest.mark.system  # beside a real Prefect server
 
 
 def spoil(raw: Path, folder: Path) -> Path:

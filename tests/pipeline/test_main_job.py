@@ -15,8 +15,8 @@ from tests.pipeline.evidence import assert_wandb_holds_everything_once, metrics,
 
 FEWER_STEPS = (
     *("--set", "train.steps=300"),
-    *("--set", "train.checkpoint_every=100"),
-    *("--set", "evaluate.every=100"),
+    *("--set", "train.checkpoint_every=150"),
+    *("--set", "evaluate.every=150"),
 )
 Finished = tuple[Project, subprocess.CompletedProcess[str]]
 
@@ -36,7 +36,7 @@ def test_it_ends_well_with_an_accurate_model(demo: Finished) -> None:
     project, done = demo
     assert done.returncode == 0, done.stderr
     found = results(project.run)
-    assert set(found) == {"step_100/zero_shot", "step_200/zero_shot", "step_300/zero_shot"}
+    assert set(found) == {"step_150/zero_shot", "step_300/zero_shot"}
     assert found["step_300/zero_shot"]["top1"] >= 0.90
     assert read_json(project.run / "eval_results/step_300.json")["results"]["zero_shot_top1"] >= 0.90
     assert read_json(project.run / "run.json")["state"] == "succeeded"
@@ -49,8 +49,8 @@ def test_its_last_screen_says_what_happened_and_where_things_are(demo: Finished)
         r"✓ verify +[0-9a-f]{12}: sound",
         r"✓ tune +[12] workers?: [\d,]+ samples/s \(0 workers: [\d,]+(, 1 worker: [\d,]+)?\)",
         r"✓ train +300 steps, loss \d+\.\d\d → \d+\.\d\d, waiting for data \d+\.\d %",
-        r"✓ evaluate +3 checkpoints, 3 of 3 results",
-        r"✓ gather +metrics and 3 evaluations in wandb run [0-9a-f]{12}-[0-9a-f]{8} \(offline\)",
+        r"✓ evaluate +2 checkpoints, 2 of 2 results",
+        r"✓ gather +metrics and 2 evaluations in wandb run [0-9a-f]{12}-[0-9a-f]{8} \(offline\)",
         r"✓ report +report.html",
     ):
         assert re.search(line, done.stderr), (line, done.stderr)
@@ -77,7 +77,7 @@ def test_its_report_is_one_file_that_holds_everything(demo: Finished) -> None:
 
 def test_wandb_holds_every_row_once(demo: Finished) -> None:
     run = demo[0].run
-    assert {row["train/step"] for row in metrics(run)} >= {100, 200, 300}
+    assert {row["train/step"] for row in metrics(run)} >= {150, 300}
     assert_wandb_holds_everything_once(run)
 
 
@@ -91,13 +91,12 @@ def test_again_nothing_is_redone_and_prefect_is_not_started(demo: Finished) -> N
         project.tarmac("evaluate", "digits", "--json"),
     ]
     no_such_split = ("--set", "evaluate.tasks=[{kind: zero_shot, split: vla}]")
-    refused = [project.tarmac(name, "configs/digits-clip.yaml", *no_such_split) for name in ("run", "train")]
+    refused = project.tarmac("run", "configs/digits-clip.yaml", *no_such_split)
     del project.env["PREFECT_API_URL"]
     for done in again:
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["stages"] == []
-    for done in refused:
-        assert done.returncode == 2 and "has no 'vla'; there are: train, val" in done.stderr, done.stderr
+    assert refused.returncode == 2 and "has no 'vla'; there are: train, val" in refused.stderr, refused.stderr
     assert {path: path.stat().st_mtime_ns for path in project.path.rglob("*") if path.is_file()} == before
 
 
@@ -105,6 +104,6 @@ def test_status_lists_it_and_nobody_is_left_running(demo: Finished) -> None:
     project, _ = demo
     shown = project.tarmac("status").stdout
     assert re.search(
-        r"✓ digits-clip-[0-9a-f]{12}  succeeded  300/300  loss [\d.]+  3 of 3 evaluations", shown
+        r"✓ digits-clip-[0-9a-f]{12}  succeeded  300/300  loss [\d.]+  2 of 2 evaluations", shown
     )
     assert project.processes() == []

@@ -189,6 +189,7 @@ def test_a_run_whose_processes_were_all_killed_is_called_dead_and_taken_up_from_
     assert capsys.readouterr().out.endswith(f"\n  again  {command}\n")
 
 
+@pytest.mark.proof
 def test_sigkill_of_the_agent_ends_its_training_and_the_next_call_goes_on(tmp_path: Path) -> None:
     run = make_run(tmp_path, {"step_s": 0.05})
     launch.start_or_adopt(run)
@@ -270,6 +271,7 @@ def test_a_training_that_does_not_obey_is_ended(tmp_path: Path) -> None:
         launch.wait_for_training(run)
 
 
+@pytest.mark.proof
 def test_the_time_limit_of_the_job_ends_it_with_a_checkpoint(tmp_path: Path) -> None:
     run = make_run(tmp_path, {"step_s": 0.3}, engine={"train": {"time": "6s"}})
     launch.start_or_adopt(run)

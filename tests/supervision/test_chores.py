@@ -37,6 +37,7 @@ def test_a_torn_summary_is_moved_aside_and_the_run_is_completed(tmp_path: Path) 
     assert "torn" in finding["evidence"]["what"]
 
 
+@pytest.mark.proof
 def test_an_error_of_the_file_system_beside_a_training_does_not_end_it(tmp_path: Path) -> None:
     run = make_run(tmp_path, {"evaluation_s": 0.0}, evaluate={"every": 20, "tasks": ["zero_shot"]})
     run.eval_results.write_text("a file where the folder should be")

@@ -19,6 +19,7 @@ from tests.supervision.fakes import make_run
 from tests.supervision.test_agent import assert_undisturbed, finish, rank_of, wait_for
 
 
+@pytest.mark.proof
 def test_a_killed_training_is_called_that_and_resumes(tmp_path: Path) -> None:
     run = make_run(tmp_path, {"die_at": 25}, evaluate={"every": 20, "tasks": ["zero_shot"]})
     launch.start_or_adopt(run)
@@ -34,6 +35,7 @@ def test_a_killed_training_is_called_that_and_resumes(tmp_path: Path) -> None:
     assert_undisturbed(run)
 
 
+@pytest.mark.proof
 def test_a_resumed_training_is_judged_by_where_it_stands_itself(tmp_path: Path) -> None:
     """The one before it died with its last step done and not kept."""
     run = make_run(tmp_path, {"die_at": 40})

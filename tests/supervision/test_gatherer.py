@@ -212,6 +212,7 @@ def test_killed_at_random_moments_with_a_late_evaluation_the_server_has_every_ro
     assert_reached(run, server)
 
 
+@pytest.mark.proof
 def test_a_row_with_a_null_that_is_mended_later_reaches_wandb(tmp_path: Path, server: Server) -> None:
     run = make_run(tmp_path, track={"mode": "offline"})
     writer = metrics.MetricsWriter(run.metrics)
@@ -226,6 +227,7 @@ def test_a_row_with_a_null_that_is_mended_later_reaches_wandb(tmp_path: Path, se
     assert rows[2]["uid"] == rows[3]["uid"]
 
 
+@pytest.mark.proof
 def test_a_gatherer_that_dies_again_and_again_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,6 +269,7 @@ def test_a_core_that_outlives_its_gatherer_does_not_write_behind_the_next(tmp_pa
     assert_gathered(run)
 
 
+@pytest.mark.proof
 def test_two_gatherers_at_once_write_once(tmp_path: Path) -> None:
     run = make_run(tmp_path, track={"mode": "offline"})
     with Lease(run.lease):
@@ -295,6 +298,7 @@ def test_a_dead_server_costs_a_bounded_wait_and_leaves_offline_files(
         gathering.sync(run, timeout_s=3)
 
 
+@pytest.mark.proof
 def test_what_reaches_the_server_needs_no_upload(tmp_path: Path, server: Server) -> None:
     run = make_run(tmp_path, track={"mode": "online"})
     write_rows(run, 1, 5)
@@ -304,7 +308,10 @@ def test_what_reaches_the_server_needs_no_upload(tmp_path: Path, server: Server)
     assert wandb_id(run) in server.ended and gathering.sync(run) == 0
 
 
-@pytest.mark.parametrize(("status", "why"), [(401, "401 Unauthorized"), (500, "did not confirm the upload")])
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [(401, "401 Unauthorized"), pytest.param(500, "did not confirm the upload", marks=pytest.mark.proof)],
+)
 def test_rows_that_the_server_did_not_take_are_told_of_and_uploaded_later(
     tmp_path: Path, server: Server, status: int, why: str
 ) -> None:
@@ -324,6 +331,7 @@ def test_rows_that_the_server_did_not_take_are_told_of_and_uploaded_later(
     assert gathering.upload(run) is None
 
 
+@pytest.mark.proof
 def test_what_was_gathered_offline_is_not_called_online(tmp_path: Path) -> None:
     run = make_run(tmp_path, track={"mode": "offline"})
     write_rows(run, 1, 3)
@@ -348,6 +356,7 @@ def test_what_wandb_refuses_offline_too_is_an_error_and_no_other_try(tmp_path: P
     assert done.stdout.startswith(f"TarmacError wandb cannot open run {run.name}: Invalid project name")
 
 
+@pytest.mark.proof
 def test_an_evaluation_that_is_done_again_is_gathered_again(tmp_path: Path) -> None:
     run = make_run(tmp_path, track={"mode": "offline"})
     fakes.evaluate(run.path, 20, "zero_shot")
@@ -393,6 +402,7 @@ def test_a_run_that_starts_anew_has_a_wandb_run_of_its_own(tmp_path: Path) -> No
     assert wandb_file.read_wandb_file(path).run_id == wandb_id(run) != before
 
 
+@pytest.mark.proof
 def test_two_runs_that_differ_in_name_only_are_two_everywhere(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

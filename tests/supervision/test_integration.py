@@ -19,6 +19,7 @@ from tests.supervision.test_agent import wait_for
 from tests.supervision.test_gatherer import assert_gathered
 
 
+@pytest.mark.proof
 def test_the_real_parts_fit_and_survive_sigkill_of_all(
     tmp_path: Path, raw_digits: Path, digits_dataset: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

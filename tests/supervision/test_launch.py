@@ -98,6 +98,7 @@ def test_a_start_waits_for_another_starter(tmp_path: Path) -> None:
     assert look_at_run(run).state == "succeeded"
 
 
+@pytest.mark.proof
 def test_two_starters_of_a_failed_run_train_it_once(tmp_path: Path) -> None:
     run = make_run(tmp_path, {"die_at": 12})
     launch.start_or_adopt(run)
@@ -160,6 +161,7 @@ def test_an_agent_on_another_host_is_adopted(tmp_path: Path) -> None:
     assert time.monotonic() - began < 30
 
 
+@pytest.mark.proof
 def test_a_start_outwaits_the_lease_of_a_host_that_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

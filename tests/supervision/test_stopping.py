@@ -101,6 +101,7 @@ def test_a_run_that_waits_for_a_gpu_can_be_stopped(tmp_path: Path, gpu: str) -> 
     taken.release()
 
 
+@pytest.mark.proof
 def test_a_stop_during_the_evaluations_ends_them_and_is_no_failure(tmp_path: Path) -> None:
     run = make_run(tmp_path, {"evaluation_s": 60.0})
     launch.start_or_adopt(run)
@@ -173,7 +174,7 @@ def test_a_training_that_is_killed_while_it_stops_is_a_failure_that_names_both(t
     assert finding["code"] == "process.gone"
 
 
-@pytest.mark.parametrize("text", ["", "enough of it"])
+@pytest.mark.parametrize("text", [pytest.param("", marks=pytest.mark.proof), "enough of it"])
 def test_a_stop_by_hand_is_obeyed_and_says_that_nobody_signed_it(tmp_path: Path, text: str) -> None:
     run = make_run(tmp_path, {"step_s": 0.1})
     launch.start_or_adopt(run)
@@ -239,7 +240,7 @@ def test_what_a_killed_training_has_started_ends_with_it(tmp_path: Path) -> None
     wait_for(lambda: processes_of(tmp_path) == [])
 
 
-@pytest.mark.parametrize("way", ["cancel", "start"])
+@pytest.mark.parametrize("way", [pytest.param("cancel", marks=pytest.mark.proof), "start"])
 def test_what_outlives_agent_and_training_is_found_and_ended(
     tmp_path: Path, way: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

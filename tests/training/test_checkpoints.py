@@ -161,6 +161,7 @@ except TarmacError as error:
 """
 
 
+@pytest.mark.proof
 def test_a_lack_of_memory_is_not_called_a_full_disk(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SAVER, str(tmp_path)]
     said = subprocess.run(command, capture_output=True, text=True, timeout=120, env=child_environment())

@@ -63,6 +63,7 @@ print(faults())
 """
 
 
+@pytest.mark.proof
 def test_a_step_takes_the_memory_that_the_last_one_freed() -> None:
     """In a process of its own: another test's may have been set already."""
     program = FAULTS.replace("BLOCK", repr(BLOCK))

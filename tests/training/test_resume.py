@@ -69,6 +69,7 @@ def test_killed_and_resumed_with_other_workers(
     assert_same_end(run, undisturbed)
 
 
+@pytest.mark.proof
 def test_killed_while_it_saves(digits_dataset: Path, tmp_path: Path, undisturbed: RunFolder) -> None:
     """A checkpoint a step, so that one is always on its way while the steps go on."""
     run = make_run(digits_dataset, tmp_path, "train.checkpoint_every=1")
@@ -110,6 +111,7 @@ def test_leaves_with_its_starter(digits_dataset: Path, tmp_path: Path) -> None:
 LONG = ("train.steps=20000", "train.checkpoint_every=20", "train.log_every=1", "evaluate=null")
 
 
+@pytest.mark.proof
 def test_sigterm_to_all_processes_of_a_training_leaves_it_to_its_agent(
     digits_dataset: Path, tmp_path: Path
 ) -> None:
@@ -127,6 +129,7 @@ def test_sigterm_to_all_processes_of_a_training_leaves_it_to_its_agent(
     assert is_sound(last) and last.step == max(rows(run, "train"))
 
 
+@pytest.mark.proof
 def test_a_training_whose_run_was_taken_over_ends_at_once(digits_dataset: Path, tmp_path: Path) -> None:
     run = make_run(digits_dataset, tmp_path, *LONG)
     with Lease(run.lease) as lease:

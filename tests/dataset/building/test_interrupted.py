@@ -23,7 +23,7 @@ from tests.dataset.building.prepared import planned
 from tests.soak import kill_builds
 
 
-@pytest.mark.parametrize("kind", kill_builds.SOURCES)
+@pytest.mark.parametrize("kind", ["files", pytest.param("containers", marks=pytest.mark.proof)])
 def test_sigkill_at_random_moments_leaves_no_trace(kind: str, tmp_path: Path) -> None:
     assert kill_builds.episode(kind, tmp_path, random.Random(7), kills=1) >= 1
 
@@ -69,16 +69,6 @@ def test_a_staged_shard_that_is_damaged_is_made_again(tmp_path: Path) -> None:
     assert raw.contents(build(config).version) == sound
 
 
-@pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Conversions run in this process, where a test can see and disturb what they ask of the system."""
-    monkeypatch.setattr(
-        convert_module, "map_groups", lambda function, items, engine, **keys: map(function, items)
-    )
-    convert_module.converter.cache_clear()
-
-
-@pytest.mark.usefixtures("in_process")
 def test_all_of_a_version_is_flushed_before_it_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,7 +96,6 @@ def test_all_of_a_version_is_flushed_before_it_has_its_name(
     } == set()
 
 
-@pytest.mark.usefixtures("in_process")
 def test_what_could_not_be_flushed_is_not_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The system reports a write that failed once; asked again it calls the same file flushed."""
     raw.pictures(tmp_path / "raw", 60)
