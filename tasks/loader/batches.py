@@ -1,4 +1,4 @@
-"""From positions to batches of samples, by the index. It runs in the loader's workers."""
+"""Turns positions into batches of samples, by the index. It runs in the loader's workers."""
 
 from __future__ import annotations
 
@@ -19,18 +19,8 @@ from tasks.loader import worker_state
 from tasks.loader.bad import BadSampleError, OnBad, PassedOver
 from tasks.loader.collate import Collate, Packed, WorkerFailure, pack
 from tasks.loader.indexed import IndexedReader
-from tasks.loader.order import (
-    MIXED,
-    TRIES,
-    Integers,
-    Order,
-    mix,
-    rank_positions,
-    sample_seeds,
-    stand_ins,
-)
+from tasks.loader.order import MIXED, TRIES, Integers, Order, mix, rank_positions, sample_seeds, stand_ins
 from tasks.loader.packing.packs import PackedPositions
-from tasks.loader.staging import StagedShard
 from tasks.loader.worker_state import WorkerStage
 from tasks.loader.workers import Transform
 
@@ -44,7 +34,7 @@ def open_split(
     staged: Path | None = None,
     checksums: bool = True,
 ) -> IndexedReader:
-    """The samples of a split without those in quarantine; DataError when none are left."""
+    """Open the samples of a split without those in quarantine; DataError when none are left."""
     excluded = rows(version, split, quarantined)
     reader = IndexedReader(version, split, excluded, staged=staged, checksums=checksums)
     if len(reader):
@@ -57,7 +47,8 @@ def open_split(
 
 @dataclass(frozen=True)
 class Steps(Iterable[range]):
-    """For each step from `start` on, without end, the positions that one rank reads, in parts of `part`."""
+    """Yields the positions that one rank reads for each step from `start` on, without end, in parts of `part`
+    positions."""
 
     start: int
     batch_size: int
@@ -66,7 +57,7 @@ class Steps(Iterable[range]):
     part: int
 
     def __post_init__(self) -> None:
-        rank_positions(self.start, self.batch_size, self.rank, self.world_size)  # uneven slices show at once
+        rank_positions(self.start, self.batch_size, self.rank, self.world_size)  # raises for uneven slices
 
     def __iter__(self) -> Iterator[range]:
         step = self.start
@@ -78,8 +69,8 @@ class Steps(Iterable[range]):
 
 @dataclass(frozen=True)
 class LoaderSource:
-    """The samples of one dataset, the order in which they are read, and how many of order.MIXED positions are
-    theirs, where several are mixed."""
+    """The samples of one dataset, the order in which they are read, and their share of order.MIXED positions
+    where several datasets are mixed."""
 
     reader: IndexedReader
     order: Order
@@ -87,30 +78,30 @@ class LoaderSource:
 
 
 def stand_at(sources: Sequence[LoaderSource], positions: Integers, seed: int) -> tuple[Integers, Integers]:
-    """The sample at each position, as the place of its source and its number there; all of shape [n]."""
+    """Return the sample at each position: the place of its source and its number there, both of shape [n]."""
     which, own = np.zeros_like(positions), positions
     if len(sources) > 1:
         which, own = mix(positions, [source.portion for source in sources], seed)
     numbers = np.empty_like(positions)
     for place, source in enumerate(sources):
-        here = np.flatnonzero(which == place)  # equally large datasets have orders of their own
+        here = np.flatnonzero(which == place)
+        # A seed of its own gives each dataset another order, also where two are equally large.
         numbers[here] = source.order.indices(own[here], len(source.reader), seed + place)
     return which, numbers
 
 
-def shards_at(
-    sources: Sequence[LoaderSource], seed: int, positions: range
-) -> list[StagedShard | RemoteShard]:
-    """The shards that the samples at some positions lie in, each once, as `IndexedReader.shards_of`."""
+def shards_at(sources: Sequence[LoaderSource], seed: int, positions: range) -> list[RemoteShard]:
+    """Return the shards of the samples at some positions, each once, as `IndexedReader.shards_of`."""
     which, numbers = stand_at(sources, np.arange(positions.start, positions.stop), seed)
-    of_all = (
-        source.reader.shards_of(numbers[which == place].tolist()) for place, source in enumerate(sources)
-    )
-    return [shard for shards in of_all for shard in shards]
+    return [
+        shard
+        for place, source in enumerate(sources)
+        for shard in source.reader.shards_of(numbers[which == place].tolist())
+    ]
 
 
 class PositionBatches(Dataset[Packed | WorkerFailure]):
-    """From a range of positions to the batch of the samples that stand there."""
+    """A dataset for torch whose item for a range of positions is the batch of the samples there."""
 
     def __init__(
         self,
@@ -127,7 +118,7 @@ class PositionBatches(Dataset[Packed | WorkerFailure]):
         self.collate = collate
 
     def __getitem__(self, wanted: range | PackedPositions) -> Packed | WorkerFailure:
-        """The batch; of packed positions each sample says in `pack` which row of it is its own."""
+        """Return the batch. For packed positions, `pack` of each sample is the number of its row."""
         positions, packs = (wanted, None) if isinstance(wanted, range) else wanted
         places = np.array(positions, np.int64)
         seeds = [None] * len(places) if self.seed is None else sample_seeds(places, self.seed).tolist()
@@ -157,8 +148,8 @@ class PositionBatches(Dataset[Packed | WorkerFailure]):
     def _in_place_of(
         self, bad: BadSampleError, reader: IndexedReader, position: int, seed: int | None
     ) -> list[dict[str, Any]]:
-        """The one sample that stands in, of the same dataset; none where a split is read once. Raises `bad`
-        where it has to."""
+        """Return the sample of the same dataset that replaces a bad one, or none where a split is read once.
+        Raises `bad` where nothing may be replaced."""
         if self.on_bad == "raise":
             raise bad
         if self.seed is None:
@@ -170,18 +161,15 @@ class PositionBatches(Dataset[Packed | WorkerFailure]):
 
     def _sample(self, reader: IndexedReader, number: int, seed: int | None) -> dict[str, Any]:
         try:
-            return self._made(reader, number, seed)
+            sample = reader.read(number)
+            worker_state.mine.transforming()
+            try:
+                return {**self.transform(sample.members, seed), "key": sample.key}
+            except DataError as error:
+                raise reader.undecodable(number, sample, str(error)) from error
+            except Exception as error:
+                error.add_note(f"in the transform of {reader.place(number)}, key {sample.key!r}")
+                raise
         except BadSampleError:
             worker_state.mine.dropping()
-            raise
-
-    def _made(self, reader: IndexedReader, number: int, seed: int | None) -> dict[str, Any]:
-        sample = reader.read(number)
-        worker_state.mine.transforming()
-        try:
-            return {**self.transform(sample.members, seed), "key": sample.key}
-        except DataError as error:
-            raise reader.undecodable(number, sample, str(error)) from error
-        except Exception as error:
-            error.add_note(f"in the transform of {reader.place(number)}, key {sample.key!r}")
             raise

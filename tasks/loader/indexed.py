@@ -1,9 +1,9 @@
-"""Reads single samples of a dataset version: one read of the tar a sample, checked against its CRC32C.
+"""Reads single samples of a dataset version: one read of the tar per sample, checked against its CRC32C.
 
-The index says where each sample lies, so nothing is scanned and any order costs the same bookkeeping. The
-price beside a stream is a seek a sample, which the order of reading (windows) keeps short, and the checksum,
-1 µs for 30 KB. Every process opens shards when it first needs them and keeps few open, so 10^5 shards do not
-exhaust its descriptors.
+The index records where each sample lies, so nothing is scanned and any order costs the same bookkeeping. The
+price beside a stream is one seek per sample, which the order of reading (windows) keeps short, and the
+checksum, 1 µs for 30 KB. Every process opens shards when it first needs them and keeps few open, so 10^5
+shards do not exhaust its descriptors.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from tasks.dataset.tar.reader import parse_foreign
 from tasks.loader import worker_state
 from tasks.loader.bad import BadSampleError, Defect, Reason
 from tasks.loader.order import OPEN_SHARDS, Order, Shuffle, order_of
-from tasks.loader.staging import StagedShard
+from tasks.loader.staging import copy_name, staged_shard
 
 PROBES = 64
 NO_ROWS: NDArray[np.int64] = np.empty(0, np.int64)
 
 
 class OpenShard(NamedTuple):
-    """Its descriptor, and its name as a worker's state has it."""
+    """A shard's descriptor, and its name as a worker's state records it."""
 
     descriptor: int
     name: bytes
@@ -46,9 +46,9 @@ class OpenShard(NamedTuple):
 class IndexedReader:
     """The samples 0..len-1 of one split, in storage order. Picklable; a copy opens its own files.
 
-    `excluded` are rows of the index, sorted and without repetition, that are no samples of it. `staged` is a
-    folder in which copies of shards may lie, which are read in their place. Without `checksums`, a sample
-    counts as changed only where its members cannot be told apart.
+    `excluded` are the rows of the index to leave out, sorted and without repetition. `staged` is a folder
+    that may hold copies of shards, which are then read instead. Without `checksums`, a sample counts as
+    changed only where its members cannot be separated.
     """
 
     def __init__(
@@ -70,9 +70,10 @@ class IndexedReader:
 
     def _prepare(self) -> None:
         self._index = read_index(self.version, self.split)
+        self._resolved = self.version.resolve()
         self._foreign = foreign_split(self.version, self.split)
         if self.staged is not None and self.is_remote:
-            raise UsageError("loader.stage: remote shards are kept on this node anyhow; leave it out")
+            raise UsageError("loader.stage: remote shards are cached on this node anyway; remove the key")
         self._open: OrderedDict[int, OpenShard] = OrderedDict()
         self._gaps = self._excluded - np.arange(len(self._excluded))
 
@@ -92,7 +93,7 @@ class IndexedReader:
         return len(self._index) - len(self._excluded)
 
     def order(self, shuffle: Shuffle) -> Order:
-        """By `loader.shuffle`; how large a sample is, PROBES of them spread over the split say."""
+        """Return the order of `loader.shuffle`; PROBES samples spread over the split give the mean size."""
         probes = self._index[:: max(len(self._index) // PROBES, 1)]["length"]
         return order_of(shuffle, len(self), int(self._index[-1]["shard"]) + 1, float(probes.mean()))
 
@@ -100,26 +101,25 @@ class IndexedReader:
     def is_remote(self) -> bool:
         return self._foreign is not None and bool(self._foreign.remote)
 
-    def shards_of(self, numbers: Sequence[int]) -> list[StagedShard | RemoteShard]:
-        """The shards of some samples, each once, that copies are made of: remote ones, and those staged."""
+    def shards_of(self, numbers: Sequence[int]) -> list[RemoteShard]:
+        """Return the shards of some samples that are to be copied, each once: remote ones, and all if
+        staged."""
         rows = [self.row(number) for number in numbers]
         shards = np.unique(self._index[rows]["shard"]).tolist()
         if self._foreign is not None and self._foreign.remote:
             return [self._foreign.remote[shard] for shard in shards]
-        names = [shard_name(self.split, shard) for shard in shards]
-        return [StagedShard(self.version / name, self.staged / name) for name in names] if self.staged else []
+        return [staged_shard(self._resolved, self.split, shard) for shard in shards] if self.staged else []
 
     def row(self, number: int) -> int:
-        """The row of the index that sample `number` stands in; where none is excluded it is the same."""
+        """Return the row of the index that holds sample `number`: the same where nothing is excluded."""
         return number + int(np.searchsorted(self._gaps, number, side="right")) if self._gaps.size else number
 
     def thinned(self) -> dict[Path | RemoteShard, range]:
-        """The shards that lost samples to `excluded`, and the samples that are left in each."""
+        """Return the shards that lost samples to `excluded`, with the numbers of the remaining samples."""
         shards = np.unique(self._index[self._excluded]["shard"]).tolist()
-        return {self.source(shard): self._numbers(shard) for shard in shards}
+        return {self._source(shard): self._numbers(shard) for shard in shards}
 
-    def source(self, shard: int) -> Path | RemoteShard:
-        """The tar of shard number `shard`."""
+    def _source(self, shard: int) -> Path | RemoteShard:
         return self._foreign.remote[shard] if self._foreign and self._foreign.remote else self._path(shard)
 
     def _numbers(self, shard: int) -> range:
@@ -128,10 +128,10 @@ class IndexedReader:
         return range(start - before, stop - until)
 
     def read(self, number: int) -> Sample:
-        """Sample `number`; BadSampleError when it cannot be read as it was written.
+        """Read sample `number`; BadSampleError when it cannot be read as it was written.
 
-        DataError when the storage does not answer, or the index asks for more than memory holds: neither says
-        anything about the sample.
+        DataError when the storage does not answer, or the index asks for more than memory holds: neither is a
+        fault of the sample.
         """
         row = self.row(number)
         shard, offset, length, crc32c = self._index.item(row)  # of dtype INDEX
@@ -145,8 +145,8 @@ class IndexedReader:
         except OSError as error:
             raise DataError(f"{self._path(shard)}: {error}") from error
         except (OverflowError, MemoryError) as error:
-            problem = f"the index has {length:,} bytes at {offset:,}, and no memory holds that"
-            hint = f"`tarmac repair {self.version}` mends a damaged index"
+            problem = f"the index lists {length:,} bytes at {offset:,}, more than memory holds"
+            hint = f"`tarmac repair {self.version}` repairs a damaged index"
             raise DataError(f"{self.place(number)}: {problem}; {hint}") from error
         if len(span) < length:
             missing = f"{length - len(span):,} of its bytes" if span else "all of its bytes"
@@ -164,34 +164,35 @@ class IndexedReader:
         return len(span) == length and (not self._checksums or google_crc32c.value(span) == crc32c)
 
     def place(self, number: int) -> str:
-        """Where sample `number` lies, for messages: `train/000007.tar row 12`."""
+        """Return where sample `number` lies, for messages: `train/000007.tar row 12`."""
         shard, row = self._place(self.row(number))
         return f"{shard} row {row}"
 
     def undecodable(self, number: int, sample: Sample, problem: str) -> BadSampleError:
-        """The error of a sample whose bytes are as they were, but which a transform cannot take."""
+        """Return the error for a sample whose bytes did not change but which a transform rejects."""
         from tasks.loader import culprit
 
         member, reason = culprit.in_members(sample.members)
-        member = member if reason else None
-        return self._bad(self.row(number), "member.undecodable", problem, sample.key, member)
+        return self._bad(
+            self.row(number), "member.undecodable", problem, sample.key, member if reason else None
+        )
 
     def _changed(self, row: int, span: bytes) -> BadSampleError:
         from tasks.loader import culprit  # here, because most loader workers never meet a bad sample
 
         key = self._key(row) or culprit.key_in_header(span)
         member, reason = culprit.in_span(span, key)
-        problem = "its CRC32C is not that of the index, so its bytes changed after the build"
+        problem = "its CRC32C differs from the index, so its bytes changed after the build"
         return self._bad(row, "member.checksum", f"{problem}{reason and f' ({reason})'}", key, member)
 
     def _bad(
         self, row: int, reason: Reason, problem: str, key: str | None = None, member: str | None = None
     ) -> BadSampleError:
         defect = Defect(self.split, *self._place(row), key or self._key(row), member, reason)
-        return BadSampleError(f"{defect}: {problem}; {remedy(self.version, reason)}", defect)
+        return BadSampleError(f"{defect}: {problem}; {_remedy(self.version, reason)}", defect)
 
     def _key(self, row: int) -> str:
-        """As the table of samples has it; empty when that cannot be read."""
+        """Return the key from the table of samples; empty when that cannot be read."""
         from tasks.loader import culprit
 
         return culprit.key_of_row(self.version, self.split, row) or ""
@@ -200,7 +201,7 @@ class IndexedReader:
         return self.version / shard_name(self.split, shard)
 
     def _place(self, row: int) -> tuple[str, int]:
-        """The shard of a row of the index, and its place there."""
+        """Return the shard of a row of the index, and the row's place there."""
         shard = int(self._index[row]["shard"])
         return shard_name(self.split, shard), row - self._first_row(shard)
 
@@ -211,7 +212,7 @@ class IndexedReader:
         )
 
     def _read_span(self, row: int, shard: int, offset: int, length: int) -> bytes:
-        """The bytes, or fewer where the file ends; one system call up to the kernel's limit of 2 GiB."""
+        """Read the bytes, or fewer where the file ends: one system call up to the kernel's limit of 2 GiB."""
         descriptor, name = self._opened(shard)
         worker_state.mine.reading(name, row, offset)
         span = os.pread(descriptor, length, offset)
@@ -220,7 +221,7 @@ class IndexedReader:
         return span
 
     def _opened(self, shard: int) -> OpenShard:
-        """The shard, open; the one used longest ago is closed when there are too many."""
+        """Return the shard, open; the least recently used one is closed when there are too many."""
         if shard in self._open:
             self._open.move_to_end(shard)
             return self._open[shard]
@@ -234,20 +235,23 @@ class IndexedReader:
     def _descriptor(self, shard: int) -> int:
         if self.staged is not None:
             with contextlib.suppress(FileNotFoundError):
-                return os.open(self.staged / shard_name(self.split, shard), os.O_RDONLY)
-        source = self.source(shard)
+                return os.open(self.staged / self._copy(shard), os.O_RDONLY)
+        source = self._source(shard)
         return os.open(source, os.O_RDONLY) if isinstance(source, Path) else cache().descriptor(source)
 
+    def _copy(self, shard: int) -> str:
+        return copy_name(self._resolved, self.split, shard)
+
     def _forget_copy(self, shard: int) -> None:
-        """A copy is no evidence of what the shard holds; what is wrong with either shows by the shard."""
+        """Drop a damaged copy: it proves nothing about the shard, which is read and judged instead."""
         assert self.staged is not None
         os.close(self._open.pop(shard).descriptor)
-        (self.staged / shard_name(self.split, shard)).unlink(missing_ok=True)
+        (self.staged / self._copy(shard)).unlink(missing_ok=True)
 
 
-def remedy(version: Path, reason: Reason) -> str:
-    """What to do about a bad sample; it names the version, since the dataset's current one may be another."""
+def _remedy(version: Path, reason: Reason) -> str:
+    """Return the fix for a bad sample; it names the version, as the dataset's current one may be another."""
     level = " --full" if reason == "member.undecodable" else ""
     if (version / FOREIGN).exists():
         return f"others wrote its tar: `tarmac repair {version}{level} --quarantine` leaves it out"
-    return f"`tarmac repair {version}{level}` mends it, or leaves it out with --quarantine"
+    return f"`tarmac repair {version}{level}` repairs it, or leaves it out with --quarantine"

@@ -1,110 +1,106 @@
-"""Copies shards to a disk of this node ahead of their use: `loader.stage: node`.
+"""Copies shards to a disk of this node before they are used.
 
-A thread of the training process goes through the coming positions and copies the shards that they lie in, as
-far ahead as the disk has room; what the training has passed makes room again. Readers take a copy where there
-is one and the shard itself otherwise, so nothing ever waits for a copy: staging changes how fast a sample
-comes, never which. Copies appear by rename, ranks of one node share them, and each sample read from one is
-compared with its checksum like any other.
-
-Remote shards, whose copies lie in the cache of `tasks.core.remote`, are fetched ahead in the same way: those
-of the next CHUNK positions, as far as the cache holds them beside those in use.
+A thread of the training process goes through the coming positions and copies the shards that hold them. It
+stops where the cache is full of copies that the training has not passed, and goes on as these are passed.
+With `loader.stage: node` it copies shards of this machine as far ahead as the disk has room. Readers take a
+copy where there is one and the shard itself otherwise, so nothing ever waits for a copy: staging changes how
+fast a sample arrives, never which one. Remote shards are fetched for the next CHUNK positions only.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import logging
-import os
-import shutil
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from tasks.core.errors import DataError
-from tasks.core.files import own_folder
-from tasks.core.remote.remote_shards import RemoteShard, cache
+from tasks.core.folders import open_store
+from tasks.core.remote.remote_shards import RemoteShard, ShardCache
+from tasks.dataset.layout import shard_name
 
 CHUNK = 4096
-"""Positions that are looked at together; those of a window, mostly."""
+"""Positions that are staged together: about those of a window."""
 FETCHED_FOR = 256
-"""Positions whose remote shards are fetched together: few, as they are had in no order of their own."""
-BLOCK_BYTES = 8 << 20
-SPARE = 0.1
-"""Share of the disk that stays free."""
+"""Positions whose remote shards are fetched together: few, as these are fetched in arbitrary order."""
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class StagedShard:
-    """A shard, and where its copy belongs."""
-
-    path: Path
-    copy: Path
+ShardsAt = Callable[[range], Sequence[RemoteShard]]
+"""The shards that hold the samples at some positions, each once."""
 
 
-ShardsAt = Callable[[range], Sequence[StagedShard | RemoteShard]]
-"""The shards that the samples at some positions lie in, each once."""
+def copy_name(version: Path, split: str, shard: int) -> str:
+    """Return the name of a staged shard's copy; `version` is a path without links, for its last part to be
+    the version's name."""
+    return f"{version.name}-{shard_name(split, shard).replace('/', '-')}"
 
 
-def folder_of(version: Path) -> Path:
-    """Where copies of a version's shards lie on this node; UsageError as `own_folder`."""
-    return own_folder("loader.stage") / version.resolve().name
+def staged_shard(version: Path, split: str, shard: int) -> RemoteShard:
+    """Return a shard of this machine that is to be staged; its size is -1 where the file is missing."""
+    found = open_store(str(version)).stat(shard_name(split, shard))
+    copy = copy_name(version, split, shard)
+    return RemoteShard(str(version / shard_name(split, shard)), found.size, found.stamp, copy=copy)
 
 
 class StagedPositions(Iterable[range]):
-    """Passes on the positions of a training, and has the shards of those to come copied meanwhile by what
-    `ahead` makes.
+    """Passes on the positions of a training while the thread that `ahead` makes copies the shards of the
+    coming ones. The thread ends with the iterator."""
 
-    It ends with its iterator.
-    """
-
-    def __init__(self, positions: Iterable[range], ahead: Callable[[], Ahead]) -> None:
+    def __init__(self, positions: Iterable[range], ahead: Callable[[], ShardsAhead]) -> None:
         self._positions, self._ahead = positions, ahead
 
     def __iter__(self) -> Iterator[range]:
-        stager = self._ahead()
-        stager.start()
+        thread = self._ahead()
+        thread.start()
         try:
             for positions in self._positions:
-                stager.reach(positions.start)
+                thread.reach(positions.start)
                 yield positions
         finally:
-            stager.close()
+            thread.close()
 
 
-class Ahead(threading.Thread, ABC):
-    """Has the shards of the positions to come copied, chunk by chunk."""
+class ShardsAhead(threading.Thread):
+    """Copies the shards of the positions to come into a cache, `chunk` positions at a time and at most
+    `ahead` positions after the one that the training has reached.
 
-    def __init__(self, shards_at: ShardsAt, start: int, ahead: int, chunk: int = CHUNK) -> None:
-        """`shards_at` is asked for at most `ahead` positions after the one that was reached."""
+    A shard that cannot be copied is logged. A remote one then ends the training where it is needed; a shard
+    of this machine is read where it lies.
+    """
+
+    def __init__(
+        self, shards_at: ShardsAt, start: int, cache: ShardCache, ahead: int = CHUNK, chunk: int = FETCHED_FOR
+    ) -> None:
         super().__init__(name="stage-shards", daemon=True)
-        self._shards_at, self._ahead, self._chunk = shards_at, ahead, chunk
+        self._shards_at, self._cache, self._ahead, self._chunk = shards_at, cache, ahead, chunk
         self._reached, self._changed, self._is_over = start, threading.Condition(), False
+        self._used_last: dict[RemoteShard, int] = {}
+        """For each shard, the end of the last chunk that needs it."""
 
     def reach(self, position: int) -> None:
-        """The training has come to `position`."""
+        """Report that the training has come to `position`."""
         with self._changed:
             self._reached = position
             self._changed.notify()
 
     def close(self) -> None:
-        """It ends soon."""
+        """End the thread. The copies of `loader.stage` are removed; those of remote shards stay."""
         with self._changed:
             self._is_over = True
             self._changed.notify()
+        if self._cache.most_bytes is None:
+            self.join()
+            for shard in self._used_last:
+                self._cache.remove(shard)
 
     def run(self) -> None:
         for start in count(self._reached, self._chunk):
             if not self._wait(partial(self._is_near, start)):
                 return
             for shard in self._shards_at(range(start, start + self._chunk)):
-                self._have(shard, start + self._chunk)
+                self._copy(shard, start + self._chunk)
                 if self._is_over:
                     return
 
@@ -112,101 +108,30 @@ class Ahead(threading.Thread, ABC):
         return position < self._reached + self._ahead
 
     def _wait(self, is_time: Callable[[], bool]) -> bool:
-        """Wait until then; whether it goes on at all."""
+        """Wait until `is_time()`; return False where the thread is to end instead."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or is_time())
             return not self._is_over
 
-    @abstractmethod
-    def _have(self, shard: Any, until: int) -> None:
-        """Have its copy there until the training has passed `until`, if that can be."""
-
-
-class Fetcher(Ahead):
-    """Fetches remote shards. What cannot be had is logged here, and ends the training where it is needed."""
-
-    def __init__(self, shards_at: ShardsAt, start: int) -> None:
-        super().__init__(shards_at, start, CHUNK, FETCHED_FOR)
-        self._cache = cache()
-        self._used_last: dict[RemoteShard, int] = {}
-
-    def _have(self, shard: RemoteShard, until: int) -> None:
-        if shard in self._used_last:
+    def _copy(self, shard: RemoteShard, until: int) -> None:
+        """Copy a shard that is used before position `until`, once the cache has room for it."""
+        if self._used_last.get(shard, 0) > self._reached:
             self._used_last[shard] = until
             return
-        self._wait(lambda: self._reached >= until or self._has_room(shard))
-        if self._is_over or self._reached >= until:
-            return
         try:
-            self._cache.fetch_ahead(shard, self._used_last, lambda: not self._is_over)
-        except DataError as error:
-            logger.info("not fetched ahead: %s", error)
-        self._used_last[shard] = until
+            if shard.size > self._cache.limit():
+                raise DataError(f"{shard}: {self._cache.folder} has no room for {shard.size:,} bytes")
+            self._wait(lambda: self._reached >= until or self._has_room(shard))
+            if self._is_over or self._reached >= until:
+                return
+            self._used_last[shard] = until
+            self._cache.fetch_ahead(shard, self._in_use(), lambda: not self._is_over)
+        except (DataError, OSError) as error:
+            logger.warning("not copied ahead: %s", error)
+
+    def _in_use(self) -> list[RemoteShard]:
+        return [shard for shard, until in self._used_last.items() if until > self._reached]
 
     def _has_room(self, shard: RemoteShard) -> bool:
-        """Whether the cache takes it beside those that the training has not passed."""
-        self._used_last = {one: until for one, until in self._used_last.items() if until > self._reached}
-        return sum(one.size for one in self._used_last) + shard.size <= self._cache.most_bytes
-
-
-class Stager(Ahead):
-    """Copies shards, and takes its copies away at its end."""
-
-    def __init__(self, shards_at: ShardsAt, start: int, ahead: int) -> None:
-        super().__init__(shards_at, start, ahead)
-        self._used_last: dict[Path, int] = {}
-        """By copy, the last position of the last chunk that needs it."""
-
-    def close(self) -> None:
-        super().close()
-        self.join()
-        for copy in self._used_last:
-            copy.unlink(missing_ok=True)
-
-    def _have(self, shard: StagedShard, until: int) -> None:
-        try:
-            self._stage(shard, until)
-        except OSError as error:
-            logger.warning("loader.stage: %s is read where it lies: %s", shard.path, error)
-
-    def _stage(self, shard: StagedShard, until: int) -> None:
-        size = shard.path.stat().st_size
-        if shard.copy.exists() and shard.copy.stat().st_size == size:
-            self._used_last[shard.copy] = until
-            return
-        shard.copy.parent.mkdir(parents=True, exist_ok=True)
-        if self._wait(lambda: self._has_room(shard.copy.parent, size)):
-            self._used_last[shard.copy] = until
-            self._copy(shard)
-
-    def _has_room(self, folder: Path, size: int) -> bool:
-        """Also by taking away what was passed. True for a shard that no room can be made for: copying says
-        why."""
-        disk = shutil.disk_usage(folder)
-        free, needed = disk.free, size + int(SPARE * disk.total)
-        for copy in [copy for copy, until in self._used_last.items() if until <= self._reached]:
-            if free >= needed:
-                break
-            with contextlib.suppress(FileNotFoundError):
-                free += copy.stat().st_size
-                copy.unlink()
-            del self._used_last[copy]
-        return free >= needed or not self._used_last
-
-    def _copy(self, shard: StagedShard) -> None:
-        draft = shard.copy.with_suffix(".part")
-        with shard.path.open("rb") as source, draft.open("ab") as target:
-            try:
-                fcntl.flock(target, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return  # another rank of this node copies it
-            if not draft.exists() or not os.path.samestat(os.fstat(target.fileno()), draft.stat()):
-                return  # and has just done so
-            target.truncate(0)
-            while block := source.read(BLOCK_BYTES):
-                target.write(block)
-                if self._is_over:
-                    draft.unlink(missing_ok=True)
-                    return
-            target.flush()
-            os.replace(draft, shard.copy)
+        """Return whether the cache takes the shard beside those that the training has not passed."""
+        return sum(one.size for one in self._in_use()) + shard.size <= self._cache.limit()

@@ -1,6 +1,6 @@
 """Reads a tar's samples from front to back, plain or compressed, with webdataset's grouping.
 
-Files and remote shards are opened by this module and never by webdataset's opener, which would run a shell
+This module opens files and remote shards itself and never uses webdataset's opener, which would run a shell
 command for `pipe:` and for every remote scheme.
 """
 
@@ -26,22 +26,18 @@ from tasks.loader import worker_state
 from tasks.loader.worker_state import WorkerStage
 
 COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0")
-"""What webdataset unpacks."""
-
+"""First bytes of the compressed tars that webdataset unpacks."""
 Raw = dict[str, Any]
-
-
 Shard = Path | RemoteShard
 """A tar of this machine, or at an address."""
 
 
 def shards_at(urls: Sequence[str | Shard]) -> list[Shard]:
-    """The tars; in a string braces are expanded. UsageError for an address that is neither local nor of a
-    remote store; DataError for a remote one that is not there."""
+    """Return the tars, with braces in a string expanded. UsageError for an address that is neither local nor
+    of a remote store; DataError for a remote tar that does not exist."""
     shards: list[Shard] = []
     for url in urls:
-        for part in expand_urls(url) if isinstance(url, str) else (url,):
-            shards.append(_shard(part) if isinstance(part, str) else part)
+        shards += [_shard(part) for part in expand_urls(url)] if isinstance(url, str) else [url]
     if not shards:
         raise UsageError("the list of shards is empty")
     return shards
@@ -59,22 +55,22 @@ def _shard(url: str) -> Shard:
 
 
 def folder_of(shard: Shard) -> str:
-    """For messages."""
+    """Return the shard's folder, for messages."""
     return str(shard.parent) if isinstance(shard, Path) else str(shard).rpartition("/")[0]
 
 
 def size_of(shard: Shard) -> int:
-    """In bytes; 0 where that is not known."""
+    """Return the size in bytes; 0 where it is not known."""
     if isinstance(shard, RemoteShard):
         return max(shard.size, 0)
     return shard.stat().st_size if shard.exists() else 0
 
 
 def read_tar(shard: Shard) -> Iterator[Raw]:
-    """webdataset's samples of one tar, plain or compressed: members by suffix, `__key__` and `__url__`.
+    """Yield webdataset's samples of one tar, plain or compressed: members by suffix, `__key__` and `__url__`.
 
-    DataError when it is broken, ends early or holds no sample, or when its store does not give it. A remote
-    one is read as it arrives, and shows that it is cut at its end.
+    DataError when the tar is broken, ends early or holds no sample, or when its store does not deliver it. A
+    remote tar is read as it arrives, so a cut one is noticed only at its end.
     """
     name = worker_state.shard_field("/".join(str(shard).split("/")[-2:]))
     worker_state.mine.opening(name)
@@ -93,14 +89,14 @@ def read_tar(shard: Shard) -> Iterator[Raw]:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error.args[0]
         raise DataError(f"{shard}: cannot be read {where}: {reason}") from error
     if key is None:
-        raise DataError(f"{shard}: holds no samples; take it off the list of shards")
+        raise DataError(f"{shard}: holds no samples; remove it from the list of shards")
 
 
 @contextmanager
 def _opened(shard: Shard) -> Iterator[BinaryIO]:
     if isinstance(shard, RemoteShard):
         with cache().stream(shard) as stream:
-            ending = Ending(stream)
+            ending = _Ending(stream)
             yield cast(BinaryIO, ending)
             ending.check(shard)
         return
@@ -109,7 +105,7 @@ def _opened(shard: Shard) -> Iterator[BinaryIO]:
         yield file
 
 
-class Ending:
+class _Ending:
     """A stream that remembers its first and last bytes."""
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -129,18 +125,18 @@ class Ending:
         while self.read(BLOCK_BYTES):
             pass
         if not self._first.startswith(COMPRESSED) and self._last != END:
-            raise truncated(shard)
+            raise _truncated(shard)
 
 
 def _check_end(path: Path) -> None:
-    """DataError for a plain tar cut between two members, which tar readers take for a complete one."""
+    """DataError for a plain tar cut between two members, which tar readers accept as complete."""
     size = path.stat().st_size
     with path.open("rb") as file:
         compressed = file.read(6).startswith(COMPRESSED)
         file.seek(max(size - len(END), 0))
         if not compressed and file.read() != END:
-            raise truncated(path)
+            raise _truncated(path)
 
 
-def truncated(shard: Shard) -> DataError:
+def _truncated(shard: Shard) -> DataError:
     return DataError(f"{shard}: truncated, its end blocks are missing; copy or build it again")

@@ -54,8 +54,8 @@ def test_a_flipped_bit_is_named(
     assert (defect.split, defect.shard, defect.row, defect.key) == ("train", SHARD, 2, "k000005")
     assert (defect.reason, defect.member) == ("member.checksum", member)
     told = f"member {member}" if "|" not in member else f"member one of {member.replace('|', ', ')}"
-    assert str(error).startswith(f"{SHARD} row 2, key 'k000005', {told}: its CRC32C is not that of the index")
-    assert str(error).endswith(f"; `tarmac repair {version}` mends it, or leaves it out with --quarantine")
+    assert str(error).startswith(f"{SHARD} row 2, key 'k000005', {told}: its CRC32C differs from the index")
+    assert str(error).endswith(f"; `tarmac repair {version}` repairs it, or leaves it out with --quarantine")
     assert IndexedReader(version, "train").read(4).members == members_of(4)
 
 
@@ -152,7 +152,7 @@ def test_a_member_that_was_bad_when_it_was_written(make_version: MakeVersion, wo
     assert (defect.member, defect.reason) == ("png", "member.undecodable")
     assert "member png: picture cannot be decoded: " in str(caught.value)
     assert str(caught.value).endswith(
-        f"`tarmac repair {version} --full` mends it, or leaves it out with --quarantine"
+        f"`tarmac repair {version} --full` repairs it, or leaves it out with --quarantine"
     )
 
 

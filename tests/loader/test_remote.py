@@ -19,7 +19,7 @@ from tasks.core.remote import remote_shards, remote_stores
 from tasks.core.remote.remote_shards import ShardCache, remote_shard
 from tasks.dataset.indexing import index_tars
 from tasks.loader.feed import Feed
-from tasks.loader.staging import FETCHED_FOR, Fetcher
+from tasks.loader.staging import FETCHED_FOR, ShardsAhead
 from tests import s3
 from tests.disks import small_disk
 from tests.loader import transforms
@@ -226,7 +226,7 @@ def test_the_cache_keeps_its_size_and_lets_go_what_was_used_longest_ago(
     for number in (0, 1, 0, 2):
         os.close(cache.descriptor(shards[number]))
         taken = sum(path.stat().st_size for path in (tmp_path / "small").iterdir())
-        assert taken <= cache.most_bytes
+        assert taken <= cache.limit()
     kept = {path.name.partition("-")[0] for path in (tmp_path / "small").glob("*.tar")}
     assert kept == {shards[0].cache_key, shards[2].cache_key}
     cache.most_bytes = 100
@@ -276,7 +276,7 @@ def test_no_more_is_fetched_ahead_than_the_cache_holds(
     monkeypatch.setenv("TARMAC_CACHE_SIZE", f"{3 * size}B")
     small = remote_shards.cache()
     keys_of = [shard.cache_key for shard in shards]
-    fetcher = Fetcher(lambda positions: [shards[positions.start // FETCHED_FOR % 6]], 0)
+    fetcher = ShardsAhead(lambda positions: [shards[positions.start // FETCHED_FOR % 6]], 0, small)
     fetcher.start()
     wait_for(lambda: copies(small.folder) == set(keys_of[:3]))
     os.close(small.descriptor(shards[0]))

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from tasks.core.errors import UsageError
-from tasks.loader import staging
+from tasks.core.remote import remote_shards
+from tasks.core.remote.remote_shards import ShardCache, stage_cache
 from tasks.loader.batches import TRAIN
 from tasks.loader.feed import Feed
-from tasks.loader.staging import CHUNK, Stager, folder_of
-from tasks.loader.staging import StagedShard as OneShard
+from tasks.loader.staging import CHUNK, ShardsAhead, staged_shard
 from tests.disks import small_disk
 from tests.loader import transforms
 from tests.loader.conftest import MakeVersion, flip
@@ -32,7 +32,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The disk of the node."""
     (tmp_path / "node").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "node"))
-    monkeypatch.setattr(staging, "SPARE", 0.0)  # however full this machine's disk is
+    monkeypatch.setattr(remote_shards, "SPARE", 0.0)  # however full this machine's disk is
     return tmp_path / "node"
 
 
@@ -43,8 +43,8 @@ def wait_for(is_true: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def copies(version: Path) -> list[str]:
-    return sorted(path.name for path in (folder_of(version) / TRAIN).glob("*.tar"))
+def copies() -> list[Path]:
+    return sorted(stage_cache().folder.glob("*.tar"))
 
 
 def feeds(version: Path, **changes: Any) -> tuple[Feed, Feed]:
@@ -63,11 +63,11 @@ def test_copies_are_read_in_the_place_of_shards(make_version: MakeVersion, node:
         expected = list(islice(batches, 10))
     with staged.train() as batches:
         first = next(batches)
-        wait_for(lambda: len(copies(version)) == len(SHARDS))
+        wait_for(lambda: len(copies()) == len(SHARDS))
         for shard in (version / TRAIN).glob("*.tar"):
             shard.rename(shard.with_suffix(".away"))
         assert same([first, *islice(batches, 9)], expected)
-    wait_for(lambda: copies(version) == [])
+    wait_for(lambda: copies() == [])
 
 
 def test_a_copy_that_changed_is_no_bad_sample(make_version: MakeVersion, node: Path) -> None:
@@ -77,9 +77,9 @@ def test_a_copy_that_changed_is_no_bad_sample(make_version: MakeVersion, node: P
         expected = list(islice(batches, 10))
     with staged.train() as batches:
         first = next(batches)
-        wait_for(lambda: len(copies(version)) == len(SHARDS))
-        flip(folder_of(version) / TRAIN / "000001.tar", b"caption 13")
-        os.truncate(folder_of(version) / TRAIN / "000003.tar", 3000)
+        wait_for(lambda: len(copies()) == len(SHARDS))
+        flip(copies()[1], b"caption 13")
+        os.truncate(copies()[3], 3000)
         assert same([first, *islice(batches, 9)], expected)
 
 
@@ -98,20 +98,26 @@ def test_a_disk_without_room_costs_speed_alone(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk takes root")
-def test_what_was_passed_makes_room(tmp_path: Path) -> None:
+def test_what_was_passed_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a disk that holds two copies."""
     with small_disk(tmp_path / "disk", "256k") as disk:
-        shards = [OneShard(tmp_path / f"{number}.tar", disk / f"{number}.tar") for number in range(3)]
-        for shard in shards:
-            shard.path.write_bytes(bytes(100_000))
-        stager = Stager(lambda positions: [shards[positions.start // CHUNK % 3]], 0, 3 * CHUNK)
-        stager.start()
-        wait_for(lambda: shards[1].copy.exists())
-        stager.reach(CHUNK)
-        wait_for(lambda: shards[2].copy.exists())
-        assert [shard.copy.exists() for shard in shards] == [False, True, True]
-        stager.close()
-        assert not list(disk.glob("*"))
+        for number in range(3):
+            (tmp_path / TRAIN).mkdir(exist_ok=True)
+            (tmp_path / TRAIN / f"{number:06d}.tar").write_bytes(bytes(100_000))
+        shards = [staged_shard(tmp_path, TRAIN, number) for number in range(3)]
+        monkeypatch.setattr(remote_shards, "SPARE", 0.0)
+        cache = ShardCache(disk, None)
+        ahead = ShardsAhead(
+            lambda positions: [shards[positions.start // CHUNK % 3]], 0, cache, 3 * CHUNK, CHUNK
+        )
+        ahead.start()
+        wait_for(lambda: (disk / shards[1].copy).exists())
+        assert (disk / shards[0].copy).exists()
+        ahead.reach(CHUNK)
+        wait_for(lambda: (disk / shards[2].copy).exists())
+        assert [(disk / shard.copy).exists() for shard in shards] == [False, True, True]
+        ahead.close()
+        assert not list(disk.glob("*.tar"))
 
 
 def test_a_folder_of_somebody_else_is_refused(make_version: MakeVersion, node: Path) -> None:

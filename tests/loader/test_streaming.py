@@ -10,17 +10,26 @@ from typing import Any
 import pytest
 
 from tasks.core.errors import DataError, UsageError
+from tasks.core.schema import Loader
 from tasks.loader import streaming
+from tasks.loader.feed import Feed
 from tasks.loader.lanes import Lane
-from tasks.loader.streaming import stream_batches
 from tasks.loader.tars import read_tar, shards_at
 from tests.loader import transforms
 from tests.loader.conftest import MakeVersion, members_of, write_tar
+from tests.loader.feeds import One
 
 
-def keys(urls: list[str], steps: int, **changes: Any) -> list[str]:
-    options: dict[str, Any] = {"batch_size": 5, "seed": 0, "shuffle": "windows", "workers": 0, "prefetch": 2}
-    with stream_batches(urls, transforms.plain, **{**options, **changes}) as batches:
+def feed_of_tars(shuffle: str = "windows", batch_size: int = 5, **options: Any) -> Feed:
+    loader = Loader.model_validate({"reader": "streaming", "shuffle": shuffle})
+    return Feed((), One(transforms.plain), batch_size, loader, **options)
+
+
+def keys(
+    urls: list[str], steps: int, start_step: int = 0, sizes: list[int] | None = None, **options: Any
+) -> list[str]:
+    feed = feed_of_tars(**options)
+    with feed.stream(urls, feed.state(start_step), sizes) as batches:
         return [key for _ in range(steps) for key in next(batches)["key"]]
 
 
@@ -177,16 +186,13 @@ def test_a_resume_reads_nothing_but_the_shard_that_it_falls_into(
 
 READING = """
 import sys
-from tests.loader import transforms
-from tests.loader.test_streaming import WITHOUT_INDEX
-from tasks.loader.streaming import stream_batches
+from tests.loader.test_streaming import feed_of_tars
 
 if __name__ == "__main__":
-    with stream_batches(sys.argv[1:], transforms.plain, workers=1, **WITHOUT_INDEX) as batches:
+    with feed_of_tars(workers=1).stream(sys.argv[1:]) as batches:
         for batch in batches:
             print(*batch["key"], flush=True)
 """
-WITHOUT_INDEX: dict[str, Any] = {"batch_size": 5, "seed": 0, "shuffle": "windows", "prefetch": 2}
 
 
 @pytest.mark.proof

@@ -1,12 +1,16 @@
-"""Shards on web servers and in buckets: read as they arrive, and kept on a disk of this node.
+"""Reads shards from web servers and buckets as they arrive, and keeps copies of shards on a disk of this
+node.
 
 A thread fetches a few blocks ahead of the reader, so memory stays bounded and a server's pauses do not show.
-What arrives is counted and hashed, and is kept under its own digest: a copy is compared with that once in
-each process that reads it. Copies appear by rename and are shared by workers and ranks; those used longest
-ago make room. Where a shard cannot be had whole there is an error, never a shorter shard. Requests have the
-deadlines and tries of `remote_stores`. The price of the cache is a write to disk for each fetched byte.
+The bytes that arrive are counted and hashed, and a copy is named after its digest: each process that reads
+the copy compares the two once. Copies appear by rename and are shared by workers and ranks; the least
+recently used ones make room. A shard that cannot be fetched whole is an error, never a shorter shard.
+Requests have the deadlines and retries of `remote_stores`. The price of the cache is a write to disk for each
+fetched byte.
 
-`TARMAC_CACHE` names its folder (below TMPDIR unless given), `TARMAC_CACHE_SIZE` the bytes that it may take.
+`TARMAC_CACHE` names its folder (by default below TMPDIR), `TARMAC_CACHE_SIZE` the bytes that it may take.
+`loader.stage: node` keeps copies of this machine's own shards in a second cache, which may fill the disk up
+to a spare tenth and is emptied by the training that filled it.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import hashlib
 import io
 import logging
 import os
+import shutil
 import threading
 import time
 from collections import deque
@@ -36,24 +41,31 @@ from tasks.core.units import parse_size
 
 BLOCK_BYTES = 2 << 20
 BLOCKS_AHEAD = 3
-"""Of each shard that is being read."""
+"""Blocks fetched ahead for each shard that is being read."""
 SIZE = "64GB"
-"""Of the cache unless TARMAC_CACHE_SIZE is given."""
+"""Default of TARMAC_CACHE_SIZE."""
+SPARE = 0.1
+"""Share of the disk that staged copies leave free."""
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class RemoteShard:
-    """A tar at an address: its size in bytes (-1 where the server does not say), the store's own stamp of its
-    content, and its BLAKE3 where an index has it."""
+    """A tar at an address: its size in bytes (-1 where the server does not report it), the store's own stamp
+    of its content, and its BLAKE3 where an index records it.
+
+    A staged shard of this machine has its path as `url`, and the name of its copy in `copy`. Every sample
+    read from that copy is compared with a checksum, so the copy itself is not compared with a digest.
+    """
 
     url: str
     size: int
     stamp: str
     blake3: str = ""
+    copy: str = ""
 
     def __str__(self) -> str:
-        """For a person, without what in the address would let others read the shard."""
+        """Return the address for messages, without credentials."""
         return redact(self.url)
 
     @property
@@ -67,9 +79,9 @@ class RemoteShard:
 
 class Arriving(io.RawIOBase):
     """The bytes of a shard from front to back, fetched ahead by a thread; the last read compares size and
-    digest. `keep` is an open file that gets them as well, until its disk is full.
+    digest. They are also written to the open file `keep`, until its disk is full.
 
-    DataError, from any read, that names the address and the cause.
+    Any read may raise a DataError that names the address and the cause.
     """
 
     def __init__(self, shard: RemoteShard, keep: BinaryIO | None = None) -> None:
@@ -101,7 +113,7 @@ class Arriving(io.RawIOBase):
         return count
 
     def drain(self, is_wanted: Callable[[], bool] = lambda: True) -> None:
-        """Read what is left, as long as it is wanted: a tar ends before its file does."""
+        """Read the rest, as long as it is wanted: a tar ends before its file does."""
         while not self.is_whole and is_wanted():
             self._position += len(self._block)
             self._block = memoryview(self._next())
@@ -135,7 +147,9 @@ class Arriving(io.RawIOBase):
                 self.keep.flush()
         except OSError as error:
             self.keep = None
-            logger.warning("%s: the disk of the cache fails: %s; set TARMAC_CACHE", self._shard, error)
+            logger.warning(
+                "%s: its copy cannot be written: %s; set TARMAC_CACHE or TMPDIR", self._shard, error
+            )
 
     def _fetch(self) -> None:
         try:
@@ -151,11 +165,12 @@ class Arriving(io.RawIOBase):
             if count != size >= 0 or store.stat(name).stamp != before.stamp:
                 raise self._shard.changed()
             self._put(b"")
-        except Exception as error:  # noqa: BLE001 - the reader gets it, whatever it is
+        except Exception as error:  # noqa: BLE001 - the reader raises it
             self._put(error)
 
     def _looked_at(self, found: ObjectStat) -> ObjectStat:
-        """What the store says of the shard now, if it can still be the one that is meant."""
+        """Return the store's present description of the shard; raise where it is another one than
+        expected."""
         if found.size < 0 and not found.stamp:
             raise FileNotFoundError(2, "no such file, or access is denied")
         if found.size not in (-1, self._shard.size) or found.stamp != self._shard.stamp:
@@ -171,18 +186,33 @@ class Arriving(io.RawIOBase):
 
 
 class ShardCache:
-    """Sound copies of remote shards in a folder that takes at most `most_bytes`, drafts included."""
+    """Sound copies of shards in a folder that takes at most `most_bytes`, drafts included.
 
-    def __init__(self, folder: Path, most_bytes: int) -> None:
+    With `most_bytes` None it takes the free space of its disk except for the share SPARE.
+    """
+
+    def __init__(self, folder: Path, most_bytes: int | None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.most_bytes = folder, most_bytes
         self._sound: set[tuple[str, int, int]] = set()
         """Copies that this process has compared with their digest: name, inode and time of change."""
 
+    def limit(self) -> int:
+        """Return the bytes that all copies together may take now."""
+        if self.most_bytes is not None:
+            return self.most_bytes
+        disk = shutil.disk_usage(self.folder)
+        own = sum(found.st_blocks * 512 for _, found in self._files())
+        return own + disk.free - int(SPARE * disk.total)
+
+    def remove(self, shard: RemoteShard) -> None:
+        """Remove the copy of a staged shard, if there is one."""
+        (self.folder / shard.copy).unlink(missing_ok=True)
+
     @contextlib.contextmanager
     def stream(self, shard: RemoteShard) -> Iterator[BinaryIO]:
-        """The shard from front to back: its copy, or its bytes as they arrive, which become a copy when all
-        were read. Nothing waits for others who fetch it too."""
+        """Open the shard for reading from front to back: its copy, or its bytes as they arrive, which become
+        a copy once all were read. It never waits for other processes that fetch the same shard."""
         copy = self._opened(shard)
         if copy is not None:
             with copy:
@@ -198,10 +228,10 @@ class ShardCache:
                 self._keep(draft, shard, arriving.digest)
 
     def descriptor(self, shard: RemoteShard) -> int:
-        """That of the shard's copy, open for reading; it is fetched first where there is none, by one process
-        of this node. It stays good when the copy has to make room.
+        """Return a descriptor of the shard's copy, open for reading. Where there is none, one process of this
+        node fetches it first. The descriptor stays valid when the copy has to make room.
 
-        DataError where the shard cannot be fetched or kept.
+        Raises DataError where the shard cannot be fetched or kept.
         """
         with contextlib.ExitStack() as stack:
             copy = self._opened(shard)
@@ -214,10 +244,10 @@ class ShardCache:
     def fetch_ahead(
         self, shard: RemoteShard, others: Iterable[RemoteShard], is_wanted: Callable[[], bool]
     ) -> None:
-        """Have a copy there before it is used, unless another process fetches it. Copies of `others`, with a
-        digest, make room for it last. DataError."""
+        """Make a copy before the shard is used, unless another process is fetching it. The copies of
+        `others`, which are staged or have a digest, are the last to make room for it. Raises DataError."""
         for other in others:
-            path = self.folder / f"{other.cache_key}-{other.blake3}.tar"
+            path = self._path(other, other.blake3)
             with contextlib.suppress(FileNotFoundError):
                 os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
         copy = self._opened(shard)
@@ -235,7 +265,7 @@ class ShardCache:
     def _fetched(self, shard: RemoteShard, draft: BinaryIO | None) -> BinaryIO:
         if draft is None:
             raise DataError(
-                f"{shard}: {shard.size:,} bytes do not fit into the cache of {self.most_bytes:,}; "
+                f"{shard}: {shard.size:,} bytes do not fit into the cache of {self.limit():,}; "
                 "set TARMAC_CACHE_SIZE higher, or loader.reader: streaming"
             )
         with Arriving(shard, draft) as arriving:
@@ -246,14 +276,15 @@ class ShardCache:
         return draft
 
     def _opened(self, shard: RemoteShard) -> BinaryIO | None:
-        """A sound copy, open, so that nobody can take it away any more."""
-        for path in sorted(self.folder.glob(f"{shard.cache_key}-{shard.blake3 or '*'}.tar")):
+        """Return a sound copy, open, so that its removal does not matter any more; None where there is
+        none."""
+        for path in sorted(self.folder.glob(self._path(shard, shard.blake3 or "*").name)):
             with contextlib.suppress(FileNotFoundError):
                 file = path.open("rb")
                 if self._is_sound(path, file, shard):
                     return file
                 file.close()
-                logger.warning("%s: its copy in the cache is damaged, it is fetched again", shard)
+                logger.warning("%s: its copy in the cache is damaged and is fetched again", shard)
                 path.unlink(missing_ok=True)
         return None
 
@@ -262,18 +293,18 @@ class ShardCache:
         if shard.size not in (-1, found.st_size):
             return False
         known = path.name, found.st_ino, found.st_mtime_ns
-        if known not in self._sound:
+        if not shard.copy and known not in self._sound:
             if blake3_file(path) != path.stem.rpartition("-")[2]:
                 return False
             self._sound.add(known)
-        os.utime(path, ns=(time.time_ns(), found.st_mtime_ns))  # used last, for those who make room
+        os.utime(path, ns=(time.time_ns(), found.st_mtime_ns))  # the time of last use, by which room is made
         return True
 
     @contextlib.contextmanager
     def _draft(self, shard: RemoteShard, name: str, waits: bool) -> Iterator[BinaryIO | None]:
-        """A file of the shard's size that is this process's alone; None where it would be too large or, if
-        nothing `waits`, another process has it."""
-        if shard.size > self.most_bytes:
+        """Open a file of the shard's size that belongs to this process alone; None where the file would be
+        too large or where another process has it and this one does not wait (`waits`)."""
+        if shard.size > self.limit():
             yield None
             return
         path = self.folder / name
@@ -287,7 +318,7 @@ class ShardCache:
                     yield None
                     return
                 if not path.exists() or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                    file = None  # whoever had it has renamed or removed it meanwhile
+                    file = None  # its previous owner has renamed or removed it meanwhile
             self._make_room(max(shard.size, 0))
             draft = stack.enter_context(path.open("r+b"))
             draft.truncate(max(shard.size, 0))
@@ -298,37 +329,41 @@ class ShardCache:
                     path.unlink()
 
     def _keep(self, draft: BinaryIO, shard: RemoteShard, digest: str) -> None:
-        path = self.folder / f"{shard.cache_key}-{digest}.tar"
+        path = self._path(shard, digest)
         os.replace(draft.name, path)
         found = path.stat()
         self._sound.add((path.name, found.st_ino, found.st_mtime_ns))
         self._make_room(0)
 
+    def _path(self, shard: RemoteShard, digest: str) -> Path:
+        return self.folder / (shard.copy or f"{shard.cache_key}-{digest}.tar")
+
+    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
+        for path in self.folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                yield path, path.stat()
+
     def _make_room(self, size: int) -> None:
-        """Remove what killed processes left, then copies used longest ago, until `size` bytes fit."""
+        """Remove leftovers of killed processes, then the least recently used copies, until `size` bytes
+        fit."""
         with (self.folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             for draft in [*self.folder.glob("*.part"), *self.folder.glob("*.stream")]:
                 with contextlib.suppress(OSError), draft.open("rb") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # or it is in use
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while it is in use
                     draft.unlink()
-            taken = 0
-            copies: list[tuple[int, int, Path]] = []
-            for path in self.folder.iterdir():
-                with contextlib.suppress(FileNotFoundError):
-                    found = path.stat()
-                    taken += found.st_size
-                    if path.suffix == ".tar":
-                        copies.append((found.st_atime_ns, found.st_size, path))
-            for _, copy_size, path in sorted(copies):
-                if taken + size <= self.most_bytes:
+            limit, files = self.limit(), list(self._files())
+            taken = sum(found.st_size for _, found in files)
+            copies = [(path, found) for path, found in files if path.suffix == ".tar"]
+            for path, found in sorted(copies, key=lambda copy: copy[1].st_atime_ns):
+                if taken + size <= limit:
                     return
                 path.unlink(missing_ok=True)
-                taken -= copy_size
+                taken -= found.st_size
 
 
 def cache() -> ShardCache:
-    """This node's cache, as the environment says; UsageError where that makes no sense."""
+    """Return this node's cache, as the environment configures it; UsageError for an invalid setting."""
     return _cache(os.environ.get("TARMAC_CACHE", ""), os.environ.get("TARMAC_CACHE_SIZE", SIZE))
 
 
@@ -338,16 +373,24 @@ def _cache(named: str, size: str) -> ShardCache:
         most_bytes = parse_size(size)
     except ValueError as error:
         raise UsageError(f"TARMAC_CACHE_SIZE: {error}") from None
-    folder = Path(named) if named else own_folder("TARMAC_CACHE") / "shards"
+    return _made("TARMAC_CACHE", Path(named) if named else own_folder("TARMAC_CACHE") / "shards", most_bytes)
+
+
+def stage_cache() -> ShardCache:
+    """Return the cache of `loader.stage: node`; UsageError where its folder cannot be made."""
+    return _made("loader.stage", own_folder("loader.stage") / "staged", None)
+
+
+def _made(setting: str, folder: Path, most_bytes: int | None) -> ShardCache:
     try:
         return ShardCache(folder, most_bytes)
     except OSError as error:
-        raise UsageError(f"TARMAC_CACHE: {folder} cannot be made: {error.strerror}") from None
+        raise UsageError(f"{setting}: {folder} cannot be made: {error.strerror}") from None
 
 
 def _as_error(shard: RemoteShard, error: Exception) -> DataError:
     if isinstance(error, StoreUnreachable):
-        return DataError(str(error))  # which, unlike this one, goes whole from worker to training
+        return DataError(str(error))  # which a worker can hand over whole, unlike this one
     if isinstance(error, DataError):
         return error
     if isinstance(error, UsageError):
@@ -359,7 +402,7 @@ def _as_error(shard: RemoteShard, error: Exception) -> DataError:
 
 
 def remote_shard(url: str) -> RemoteShard:
-    """The shard at an address, as its store describes it now; DataError where there is none."""
+    """Return the shard at an address, as its store describes it now; DataError where there is none."""
     folder, name = split_location(url)
     shard = RemoteShard(url, -1, "")
     try:
