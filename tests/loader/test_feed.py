@@ -66,7 +66,7 @@ def test_a_state_that_is_not_between_two_batches_is_refused(
     ],
 )
 def test_a_state_that_is_none_is_refused(values: dict[str, Any]) -> None:
-    with pytest.raises(DataError, match="no place of a loader"):
+    with pytest.raises(DataError, match="no position of a loader"):
         FeedState.of(values)
 
 

@@ -69,7 +69,7 @@ def test_each_epoch_holds_every_sample_once(order: Order, count: int) -> None:
         assert sorted(numbers[epoch * count : (epoch + 1) * count]) == list(range(count))
 
 
-@pytest.mark.soak
+@pytest.mark.proof
 @pytest.mark.parametrize("order", ALL, ids=repr)
 @pytest.mark.parametrize("count", COUNTS)
 def test_each_epoch_of_every_order_and_size_holds_every_sample_once(order: Order, count: int) -> None:
