@@ -26,6 +26,7 @@ from tasks.runs.record import Attempt
 from tasks.supervision import launch, stopping
 from tasks.supervision.evaluations import wanted_of
 from tasks.supervision.status import config_of, list_status, look_at_run
+from tests.supervision import fakes
 from tests.supervision.fakes import make_run
 from tests.supervision.test_agent import assert_undisturbed, finish, wait_for
 
@@ -252,16 +253,18 @@ def test_where_a_run_stands_is_told_by_its_newest_training(tmp_path: Path) -> No
 
 def test_a_torn_result_is_none(tmp_path: Path) -> None:
     run = make_run(tmp_path)
-    launch.start_or_adopt(run)
-    finish(run)
-    status = look_at_run(run)
-    assert status.is_complete
-    result = run.evaluation(status.evaluations[0].step, status.evaluations[0].task)
+    record.save_record(run, record.load_record(run).having(state="succeeded"))
+    fakes.save(run, 40, b"weights")
+    (want,) = wanted_of(run.id, config_of(run))
+    fakes.evaluate(run.path, want.step, want.task, want.uid)
+    ledger.append(run.ledger, LedgerEntry(want.uid, want.step, want.task, "done", None, 1, at=time.time()))
+    assert look_at_run(run).evaluations_missing == []
+    result = run.evaluation(want.step, want.task)
     result.write_bytes(result.read_bytes()[:20])
-    assert not look_at_run(run).is_complete
     assert look_at_run(run).evaluations_missing
 
 
+@pytest.mark.proof
 def test_a_best_checkpoint_that_results_do_not_choose_is_work_left(tmp_path: Path) -> None:
     """As where an agent was killed between the last result and the link."""
     best = {"every": 20, "tasks": ["zero_shot"], "best": "zero_shot_top1"}

@@ -39,6 +39,8 @@ CONFIGS: dict[str, tuple[str, str]] = {
 }
 """By recipe: the example that it trains on, and the config."""
 SHORT = ("train.steps=40", "train.checkpoint_every=10", "evaluate=null", "track.mode=disabled")
+DAILY = (("fp32", 1), ("bf16", None))
+"""Of the cases those in which each precision and each size of a pass stands once."""
 EVERY = pytest.mark.parametrize("name", [*TRAINED, lengths.NAME])
 
 
@@ -64,7 +66,10 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @EVERY
-@pytest.mark.parametrize(("precision", "micro_batch"), CASES)
+@pytest.mark.parametrize(
+    ("precision", "micro_batch"),
+    [pytest.param(*one, marks=[] if one in DAILY else pytest.mark.proof) for one in CASES],
+)
 def test_loss_falls_and_is_the_same_on_two_ranks_and_in_parts(
     name: str, precision: str, micro_batch: int | None, two_ranks: list[dict[str, Any]]
 ) -> None:

@@ -26,6 +26,15 @@ def built(config: Config) -> BuildResult:
     return result
 
 
+@pytest.fixture(scope="module")
+def mended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Path]:
+    """A config and its version, for tests that leave it as it was."""
+    folder = tmp_path_factory.mktemp("mended")
+    raw.pictures(folder / "raw", 60)
+    config = raw.config(folder / "raw", folder / "out")
+    return config, built(config).version
+
+
 def _flip_a_byte(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 0x40
@@ -49,19 +58,18 @@ def _flip_a_byte(path: Path) -> None:
     ],
 )
 def test_a_damaged_file_beside_the_tars_is_repaired(
-    folder: Path, tmp_path: Path, name: str, damage: Callable[[Path], object]
+    mended: tuple[Config, Path], name: str, damage: Callable[[Path], object]
 ) -> None:
-    config = raw.config(folder, tmp_path / "out")
-    first = built(config)
-    whole = raw.contents(first.version, without=("build.json",))
-    tars = {path: path.stat().st_ino for path in first.version.glob("*/*.tar")}
-    damage(first.version / name)
+    config, version = mended
+    whole = raw.contents(version, without=("build.json",))
+    tars = {path: path.stat().st_ino for path in version.glob("*/*.tar")}
+    damage(version / name)
     assert is_up_to_date(config) is None
-    assert built(config).version == first.version
-    assert raw.contents(first.version, without=("build.json",)) == whole
-    assert is_up_to_date(config) == first.version
-    assert {path: path.stat().st_ino for path in first.version.glob("*/*.tar")} == tars, "tars are left alone"
-    assert verify(first.version, "full").findings == []
+    assert built(config).version == version
+    assert raw.contents(version, without=("build.json",)) == whole
+    assert is_up_to_date(config) == version
+    assert {path: path.stat().st_ino for path in version.glob("*/*.tar")} == tars, "tars are left alone"
+    assert verify(version, "full").findings == []
 
 
 def test_a_large_file_is_compared_by_size_only(

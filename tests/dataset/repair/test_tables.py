@@ -62,8 +62,14 @@ def mended(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return rejecting(tmp_path_factory.mktemp("mended"))
 
 
-@pytest.mark.parametrize("how", SPOILT)
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        pytest.param(name, how, marks=[] if number % len(SPOILT) == place else pytest.mark.proof)
+        for number, name in enumerate(TABLES)
+        for place, how in enumerate(SPOILT)
+    ],
+)
 def test_a_table_is_made_again(mended: Built, name: str, how: str) -> None:
     damage.DAMAGES[how](mended.version / name)
     done = mended.repair()

@@ -259,7 +259,7 @@ def lost_together(
     return lost
 
 
-@pytest.mark.parametrize("world", ["built", "foreign"])
+@pytest.mark.parametrize("world", ["built", pytest.param("foreign", marks=pytest.mark.proof)])
 def test_pairs_of_faults_in_different_shards_are_all_found(
     world: World, fresh: Callable[[str], Path]
 ) -> None:
@@ -274,7 +274,7 @@ def test_pairs_of_faults_in_different_shards_are_all_found(
     assert not lost, "\n".join(lost)
 
 
-@pytest.mark.parametrize("world", ["built", "foreign"])
+@pytest.mark.parametrize("world", ["built", pytest.param("foreign", marks=pytest.mark.proof)])
 def test_pairs_of_faults_in_one_shard_never_hide_each_other(
     world: World, fresh: Callable[[str], Path]
 ) -> None:
