@@ -1,27 +1,21 @@
-"""Verify's faults, and the findings that a report shows: with a remedy, few of each kind, and what was ruled
-out.
+"""Verify's faults and their remedies: few of each kind are listed, and what was ruled out is recorded.
 
-A fault carries a `Fix`, a value that code can compare. The fix becomes words, and a command where there is
-one, only when the findings are made, because the words depend on where the tars lie and who made them. Names
+A fault carries a `Fix`, a value that code can compare. `verifier` turns it into words, and a command where
+there is one, because the words depend on where the tars lie and who made them. Names
 and keys come from the data, so every character that would act on a terminal is shown as an escape.
 """
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from tasks.core.findings import Finding
-from tasks.core.stores import is_remote
 from tasks.core.units import counted, shorten
-
-if TYPE_CHECKING:
-    from tasks.dataset.verify.place import ShardLocation
 
 Level = Literal["quick", "default", "full"]
 LISTED = 1000
@@ -123,44 +117,6 @@ def plain(text: str) -> str:
             for char in text[: LONGEST + 1]
         )
     return shorten(text, LONGEST)
-
-
-def findings(faults: Iterable[Fault], place: ShardLocation) -> list[Finding]:
-    """One finding for each code and place, with all evidence: size and content may show the same damage.
-
-    Files beside the tars come first, then the shards one after the other.
-    """
-    by_place: dict[tuple[str, ...], Fault] = {}
-    for one in faults:
-        where = (one.code, *map(str, one.where.values()))
-        known = by_place.get(where)
-        if known is not None:
-            evidence = {**known.evidence, **one.evidence}
-            if LEFT in evidence:
-                evidence[LEFT] = known.left + one.left
-            one = replace(known, evidence=evidence)
-        by_place[where] = one
-    ordered = sorted(by_place.values(), key=lambda one: str(one.where.get("shard", "")))
-    options = " --config CONFIG" if any(one.fix is Fix.SEAL for one in ordered) else ""
-    return [_worded(one, place, options) for one in ordered]
-
-
-def _worded(one: Fault, place: ShardLocation, options: str) -> Finding:
-    remedy, command = one.fix, one.command
-    if remedy is Fix.RIGHTS:
-        remedy = RIGHTS
-    elif isinstance(remedy, Fix):
-        if not place.is_version:
-            remedy = FOREIGN.get(one.code, AGAIN)
-        elif is_remote(place.folder):
-            remedy = RESEND
-        elif place.is_indexed:
-            remedy = REINDEX
-        else:
-            remedy = REPAIR[remedy]
-            if place.repairable is not None:
-                command = f"tarmac repair {shlex.quote(place.repairable)}{options}"
-    return Finding(one.code, "error", str(remedy), one.where, one.evidence, command=command)
 
 
 def weight(finding: Finding) -> int:

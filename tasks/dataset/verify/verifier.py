@@ -8,17 +8,33 @@ the modality's rules. All causes are reported, not only the first; torn files ar
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from tasks.core.findings import Report
+from tasks.core.findings import Finding, Report
 from tasks.core.screen import Progress, no_progress
+from tasks.core.stores import is_remote
 from tasks.dataset.verify import foreign, version
 from tasks.dataset.verify.examination import BadSample, ShardExamination
-from tasks.dataset.verify.findings import Coverage, Level, findings, not_seen, ruled_out
-from tasks.dataset.verify.place import locate
+from tasks.dataset.verify.findings import (
+    AGAIN,
+    FOREIGN,
+    LEFT,
+    REINDEX,
+    REPAIR,
+    RESEND,
+    RIGHTS,
+    Coverage,
+    Fault,
+    Fix,
+    Level,
+    not_seen,
+    ruled_out,
+)
+from tasks.dataset.verify.place import ShardLocation, locate
 
 __all__ = ["BadSample", "Level", "verify", "verify_version"]
 
@@ -44,7 +60,7 @@ def verify(
             coverage = version.examine_version(place.folder, outcome)
         else:
             coverage = foreign.examine_foreign_tars(place, outcome)
-    return Report(findings(outcome.faults, place), ruled_out(coverage, outcome.faults), not_seen(coverage))
+    return Report(_findings(outcome.faults, place), ruled_out(coverage, outcome.faults), not_seen(coverage))
 
 
 def verify_version(version: Path, progress: Progress = no_progress) -> Report:
@@ -66,3 +82,41 @@ def verify_version(version: Path, progress: Progress = no_progress) -> Report:
     if not are_aside or any(found.where.get("shard") not in shards for found in report.findings):
         return report
     return replace(report, findings=[replace(found, severity="warning") for found in report.findings])
+
+
+def _findings(faults: Iterable[Fault], place: ShardLocation) -> list[Finding]:
+    """One finding for each code and place, with all evidence: size and content may show the same damage.
+
+    Files beside the tars come first, then the shards one after the other.
+    """
+    by_place: dict[tuple[str, ...], Fault] = {}
+    for one in faults:
+        where = (one.code, *map(str, one.where.values()))
+        known = by_place.get(where)
+        if known is not None:
+            evidence = {**known.evidence, **one.evidence}
+            if LEFT in evidence:
+                evidence[LEFT] = known.left + one.left
+            one = replace(known, evidence=evidence)
+        by_place[where] = one
+    ordered = sorted(by_place.values(), key=lambda one: str(one.where.get("shard", "")))
+    options = " --config CONFIG" if any(one.fix is Fix.SEAL for one in ordered) else ""
+    return [_worded(one, place, options) for one in ordered]
+
+
+def _worded(one: Fault, place: ShardLocation, options: str) -> Finding:
+    remedy, command = one.fix, one.command
+    if remedy is Fix.RIGHTS:
+        remedy = RIGHTS
+    elif isinstance(remedy, Fix):
+        if not place.is_version:
+            remedy = FOREIGN.get(one.code, AGAIN)
+        elif is_remote(place.folder):
+            remedy = RESEND
+        elif place.is_indexed:
+            remedy = REINDEX
+        else:
+            remedy = REPAIR[remedy]
+            if place.repairable is not None:
+                command = f"tarmac repair {shlex.quote(place.repairable)}{options}"
+    return Finding(one.code, "error", str(remedy), one.where, one.evidence, command=command)
