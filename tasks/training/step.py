@@ -44,36 +44,32 @@ class StepResult(NamedTuple):
 
 @dataclass(frozen=True)
 class RateSchedule:
-    """The highest learning rate of a group of parameters, and the warm-up steps to it."""
+    """The learning rate of a group of parameters.
+
+    It warms up in a line over `warmup` steps, then follows half a cosine down to zero after `steps`, or stays
+    constant until it falls in a line over the last `cooldown` steps. It has no state, so a resumed run needs
+    nothing but its step. Source: open_clip_train/scheduler.py.
+    """
 
     peak: float
     warmup: int
+    steps: int
+    schedule: Literal["cosine", "constant"] = "cosine"
+    cooldown: int = 0
 
     @classmethod
     def of(cls, options: Train, part: str) -> RateSchedule:
-        return cls(options.peak(part), options.warmup_steps_of(part))
+        assert options.steps is not None
+        warmup = options.warmup_steps_of(part)
+        return cls(options.peak(part), warmup, options.steps, options.schedule, options.cooldown_steps)
 
-
-def learning_rate(
-    step: int,
-    *,
-    peak: float,
-    warmup: int,
-    steps: int,
-    schedule: Literal["cosine", "constant"] = "cosine",
-    cooldown: int = 0,
-) -> float:
-    """Return the rate of the optimizer step `step`, counted from 0, out of `steps`.
-
-    It warms up in a line, then follows half a cosine down to zero, or stays constant until it falls in a line
-    over the last `cooldown` steps. It has no state, so a resumed run needs nothing but its step. Source:
-    open_clip_train/scheduler.py.
-    """
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    if schedule == "constant":
-        return peak * min(1, (steps - step) / max(cooldown, 1))
-    return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup)))
+    def rate(self, step: int) -> float:
+        """Return the rate of the optimizer step `step`, counted from 0."""
+        if step < self.warmup:
+            return self.peak * (step + 1) / self.warmup
+        if self.schedule == "constant":
+            return self.peak * min(1, (self.steps - step) / max(self.cooldown, 1))
+        return self.peak * 0.5 * (1 + math.cos(math.pi * (step - self.warmup) / (self.steps - self.warmup)))
 
 
 class Step:
@@ -170,22 +166,9 @@ class Step:
             module.training = False
 
     def _set_rates(self, number: int) -> dict[str, float]:
-        options = self._options
-        assert options.steps is not None
-        rates = {
-            pace: learning_rate(
-                number,
-                peak=pace.peak,
-                warmup=pace.warmup,
-                steps=options.steps,
-                schedule=options.schedule,
-                cooldown=options.cooldown_steps,
-            )
-            for pace in self._paces
-        }
         for group, pace in zip(self._optimizer.param_groups, self._paces, strict=True):
-            group["lr"] = rates[pace]
-        return {part: rates[pace] for part, pace in self._pace_of.items()}
+            group["lr"] = pace.rate(number)
+        return {part: pace.rate(number) for part, pace in self._pace_of.items()}
 
     def _backward(self, batch: Sequence[Mapping[str, Any]]) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Compute the gradients of the batch's mean loss over all ranks; return that loss and its logs."""
