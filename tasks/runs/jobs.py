@@ -142,13 +142,8 @@ def submit(
     """
     place = folder / name
     place.mkdir(parents=True, exist_ok=True)
-    request = {
-        "target": target,
-        "arguments": arguments,
-        "folder": str(place),
-        "time_limit_s": UNLIMITED_S if time_limit_s is None else time_limit_s,
-        "gpus": gpus,
-    }
+    limit_s = UNLIMITED_S if time_limit_s is None else time_limit_s
+    request = [target, arguments, str(place), limit_s, gpus]
     submitted, printed = place / SUBMITTED, place / "submit.log"
     submitted.unlink(missing_ok=True)
     with printed.open("ab") as output, suppress(subprocess.TimeoutExpired):
@@ -202,16 +197,14 @@ def submit_from_helper(request: str) -> None:
     """Hand the job to submitit, whose controller becomes a child of this process, and record the job."""
     import submitit  # late, as only the helper needs it
 
-    asked = json.loads(request)
-    limit_s, folder = asked["time_limit_s"], Path(asked["folder"])
+    target, arguments, folder, limit_s, gpus = json.loads(request)
     executor = submitit.LocalExecutor(folder, max_num_timeout=0)
     executor.update_parameters(
         timeout_min=limit_s / 60, signal_delay_s=min(SIGNAL_DELAY_S, limit_s // 2), stderr_to_stdout=True
     )
-    environment = gpu_environment(asked["gpus"], os.environ)
-    submitted = executor.submit(enter, asked["target"], asked["arguments"], environment)
-    job = Job(submitted.job_id, Identity.of(int(submitted.job_id)), folder)
-    write_json(folder / SUBMITTED, job.to_json())
+    submitted = executor.submit(enter, target, arguments, gpu_environment(gpus, os.environ))
+    job = Job(submitted.job_id, Identity.of(int(submitted.job_id)), Path(folder))
+    write_json(job.folder / SUBMITTED, job.to_json())
 
 
 def enter(target: str, arguments: list[str], environment: Mapping[str, str | None]) -> None:

@@ -26,15 +26,12 @@ TAIL_BYTES = 1 << 16
 UID = re.compile(r"([^:]+):(\d+):.+")
 
 
-def uid(axis: str, step: int, kind: str) -> str:
-    """Return the id of the one row of `kind` (such as `train`, `val`, `eval/zero_shot`) at a step of an
-    axis."""
-    return f"{axis}:{step}:{kind}"
-
-
 def make_row(axis: str, step: int, kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row with its uid, the time (Unix seconds) and its place on the axis."""
-    return {"uid": uid(axis, step, kind), "t": round(time.time(), 3), axis: step, **values}
+    """Return a row with its uid, the time (Unix seconds) and its place on the axis.
+
+    It is the one row of `kind` (such as `train`, `val`, `eval/zero_shot`) at that step of the axis.
+    """
+    return {"uid": f"{axis}:{step}:{kind}", "t": round(time.time(), 3), axis: step, **values}
 
 
 def finite(value: Any) -> Any:

@@ -154,8 +154,15 @@ class RunStatus:
 
     @property
     def log(self) -> Path:
-        """The log of the newest attempt's training process, or of its agent when it has none."""
-        return newest_log(self.run, self.record)
+        """The log that a person reads first: that of the rank with which the newest training's end began, or
+        of the run's agent when there is none."""
+        number = max(self.record.trained, 1)
+        try:
+            first = int(read_json(self.run.exit(number)).get("rank", 0))
+        except (OSError, ValueError, TypeError):
+            first = 0
+        log, job = self.run.rank_log(number, first), job_in(self.run, self.record.job)
+        return log if job is None or log.exists() else job.log
 
 
 def look_at_run(run: RunFolder) -> RunStatus:
@@ -166,7 +173,8 @@ def look_at_run(run: RunFolder) -> RunStatus:
     alive = agent_is_alive(run)
     state = record.load_record(run)
     entries, config = _entries(run.ledger), config_of(run)
-    row = last_train_row(run.metrics)
+    newest_rows = metrics.rows_of(metrics.tail(run.metrics), "train")
+    row = newest_rows[-1] if newest_rows else {}
     phase = phases.read_phase(run.phase())
     checkpoints = [checkpoint.step for checkpoint in _listing(run)()]
     silent_s = _silent_s(run, state) if alive and state.state in ("running", "stalled") else 0.0
@@ -237,24 +245,6 @@ def config_of(run: RunFolder) -> Config:
     if not run.config.exists():
         raise DataError(f"{run.config}: is missing; plan the run again")
     return _parsed(run.config)
-
-
-def last_train_row(path: Path) -> dict[str, object]:
-    """Return the newest row of kind `train`, from the file's last part; empty when there is none."""
-    rows = metrics.rows_of(metrics.tail(path), "train")
-    return rows[-1] if rows else {}
-
-
-def newest_log(run: RunFolder, state: RunRecord) -> Path:
-    """Return the log that a person reads first: that of the rank with which the newest training's end began,
-    or of the run's agent when there is none."""
-    number = max(state.trained, 1)
-    try:
-        first = int(read_json(run.exit(number)).get("rank", 0))
-    except (OSError, ValueError, TypeError):
-        first = 0
-    log, job = run.rank_log(number, first), job_in(run, state.job)
-    return log if job is None or log.exists() else job.log
 
 
 def _standing(
