@@ -1,11 +1,11 @@
-"""Heavy work in a process of its own: started in its own session, ended when its starter ends.
+"""Runs heavy work in a child process, in its own session, that ends when its starter ends.
 
 Prefect's process is threaded and long-lived: a fork of it deadlocks, and a stuck C call in it cannot be
 stopped. So a stage calls a function by name in a fresh interpreter. The child's standard input is a pipe that
-the starter holds open: when it closes, because the starter ended in whatever way, the child kills its whole
-process group. Messages return as JSON lines on a pipe of their own, so that nothing the work prints can be
-mistaken for one. What it logs is logged again here, and of what it prints the last lines stand in the error
-when it crashes, because a worker of Prefect shows nobody what its children print.
+the starter holds open: when it closes, for whatever reason the starter ended, the child kills its whole
+process group. Messages return as JSON lines on a separate pipe, so that printed output cannot be mistaken for
+a message. The starter logs the child's log records again. If the child crashes, the error quotes the last
+lines that it printed, because a Prefect worker does not show the output of its children.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from tasks.core.screen import Progress, no_progress
 PROGRESS_INTERVAL_S = 0.2
 IDLE_S = 0.5
 LAST_LINES = 15
-WITHHELD = "what it said is not quoted, because the dataset is private; a terminal shows it"
+WITHHELD = "its output is not quoted, because the dataset is private; run it in a terminal to see the output"
 logger = logging.getLogger(__name__)
 
 
 class Killed(TarmacError):
-    """A child was killed by a signal; another try may succeed."""
+    """A child was killed by a signal; a retry may succeed."""
 
 
 def call(
@@ -55,11 +55,12 @@ def call(
 ) -> Any:
     """Run `package.module:function` with JSON arguments in a child process and return its JSON result.
 
-    pydantic coerces the arguments to the function's annotations (paths, configs). What the child logs from
-    INFO on is logged here. What it prints goes to this process's standard error, and its last lines to the
-    log, or into the error. Errors of KINDS are raised here as they were; a child that crashed or was killed
-    is a TarmacError with its last lines. Of a child that works on private data nothing is logged or quoted:
-    standard error shows it. `on_idle` is called at least once a second; what it raises ends the child.
+    pydantic coerces the arguments to the function's annotations (paths, configs). Records that the
+    child logs at INFO or above are logged here. Its printed output goes to this process's standard error, and
+    the last lines also to the log, or into the error. Errors of KINDS are raised here again; a child that
+    crashed or was killed raises a TarmacError with its last lines. If `is_private`, printed output is neither
+    logged nor quoted and only goes to standard error. `on_idle` is called at least once a second; an
+    exception that it raises ends the child.
     """
     read_end, write_end = os.pipe()
     output = _Output(is_private)
@@ -98,9 +99,9 @@ def _converse(
     on_progress: Progress,
     is_private: bool,
 ) -> dict[str, Any] | None:
-    """The child's last message, its result or its error; None from one that ended without."""
+    """Return the child's last message, with its result or error; None if it ended without one."""
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it has ended already, and its last lines say why
+    with contextlib.suppress(BrokenPipeError):  # it has ended already, and its last lines show why
         process.stdin.write(json.dumps(arguments).encode() + b"\n")
         process.stdin.flush()
     for line in messages:
@@ -127,8 +128,8 @@ def _result(answer: Mapping[str, Any]) -> Any:
 
 
 class _Output:
-    """What a child prints. Its last lines are held back until it is known whether an error quotes them; the
-    others go on to standard error at once."""
+    """Forwards a child's printed output to standard error. The last lines are held back until it is known
+    whether an error quotes them; all earlier lines are forwarded at once."""
 
     def __init__(self, is_private: bool) -> None:
         self._is_private = is_private
@@ -145,23 +146,24 @@ class _Output:
                     sys.stderr.write(self._last.popleft() + "\n")
 
     def finish(self) -> None:
-        """Wait until all is read; not for long where a process that the child left behind holds its end."""
+        """Wait until all output is read, but not long: a process that the child left behind may hold the
+        pipe."""
         self._reader.join(timeout=2)
 
     def show(self, target: str) -> None:
-        """Print and log what was held back."""
+        """Print and log the lines that were held back."""
         if lines := list(self._last):
             text = "\n".join(lines)
             sys.stderr.write(text + "\n")
             logger.info("%s printed:\n%s", target, text)
 
     def quoted(self) -> list[str]:
-        """The last lines, for an error."""
+        """Return the last lines, for an error."""
         return [WITHHELD] if self._is_private else list(self._last)
 
 
 def _lines(messages: FileIO, on_idle: Callable[[], None]) -> Iterator[bytes]:
-    """The lines of an unbuffered pipe until it closes, with a call of `on_idle` before each wait."""
+    """Yield the lines of an unbuffered pipe until it closes, and call `on_idle` before each wait."""
     rest = b""
     while True:
         on_idle()
@@ -175,7 +177,7 @@ def _lines(messages: FileIO, on_idle: Callable[[], None]) -> Iterator[bytes]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Close the child's input, which ends it and its group, and reap it."""
+    """Close the child's input, which ends the child and its process group, and reap the child."""
     if process.stdin is not None:
         with contextlib.suppress(BrokenPipeError):  # it has ended already
             process.stdin.close()
@@ -187,7 +189,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _end_with_starter() -> None:
-    """Kill this process group when standard input closes: the starter is gone, or has its result."""
+    """Kill this process group when standard input closes: the starter has ended, or has the result."""
 
     def wait() -> None:
         while os.read(0, 1 << 16):
@@ -199,7 +201,7 @@ def _end_with_starter() -> None:
 
 
 def _log_to_starter(send: Callable[[dict[str, Any]], None]) -> None:
-    """Have all that is logged here from INFO on logged by the starter."""
+    """Send log records at INFO or above to the starter, which logs them again."""
 
     class Sender(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -211,7 +213,7 @@ def _log_to_starter(send: Callable[[dict[str, Any]], None]) -> None:
 
 
 def main(target: str, descriptor: int) -> int:
-    """The child's side of `call`."""
+    """Run the child's side of `call` and return its exit code."""
     os.set_inheritable(descriptor, False)
     lock = threading.Lock()
     last = 0.0

@@ -27,18 +27,19 @@ from tasks.core.schema.source import TABLES
 
 FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 PAIR = re.compile(r"[^=\s]+=")
-"""What an override begins with: a key of the config, and what assigns its value."""
+"""Matches the start of an override: a key of the config and the equals sign."""
 LONGEST_KEY = 60
-"""Characters of a key that an error shows."""
+"""The most characters of a key that an error shows."""
 UNKNOWN_KIND = ("union_tag_invalid", "union_tag_not_found")
 ABOUT_A_KEY = ("extra_forbidden", "missing")
 """Errors whose location ends with a key, whatever it looks like."""
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """The config in `path` with `overrides` such as `train.lr=1e-4` applied; UsageError names key and fix."""
-    if path.suffix.lower() in TABLES:  # it might read as YAML with a key or two, and an error show its rows
-        raise UsageError(f"{path}: is a table and no config; `tarmac init {path}` writes one for it")
+    """Load the config in `path` and apply `overrides` such as `train.lr=1e-4`; a UsageError names key and
+    fix."""
+    if path.suffix.lower() in TABLES:  # it might parse as YAML, and the error would then show its rows
+        raise UsageError(f"{path}: is a table, not a config; `tarmac init {path}` writes a config for it")
     text = _read(path)
     with _yaml_errors(path):
         values = _resolved(path, text, overrides)
@@ -46,8 +47,8 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def _resolved(path: Path, text: str, overrides: Sequence[str]) -> Any:
-    """The values in `text` with `overrides` applied and interpolations resolved."""
-    from omegaconf import OmegaConf  # here, because whoever waits for `reload` needs none of it
+    """Parse `text`, apply `overrides`, resolve interpolations, and return plain values."""
+    from omegaconf import OmegaConf  # imported here because `reload` does not need it
     from omegaconf.errors import OmegaConfBaseException
 
     try:
@@ -62,14 +63,14 @@ def _resolved(path: Path, text: str, overrides: Sequence[str]) -> Any:
 
 
 def dump(config: Config) -> str:
-    """The config as YAML, with every key; `reload` reads it back to the same config."""
+    """Return the config as YAML with every key; `reload` reads it back to the same config."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
 def reload(path: Path) -> Config:
-    """The config that `dump` wrote to `path`, whose values need no resolving; UsageError as of `load_config`.
+    """Read a config that `dump` wrote, without resolving anything; raises UsageError as `load_config` does.
 
-    It takes a twentieth of the time of `load_config`, which counts where there are hundreds of runs.
+    This takes a twentieth of the time of `load_config`, which matters where there are hundreds of runs.
     """
     text = _read(path)
     with _yaml_errors(path):
@@ -78,7 +79,7 @@ def reload(path: Path) -> Config:
 
 
 def validate(values: Any, origin: str) -> Config:
-    """The config of plain values; `origin` stands at the start of the error's line."""
+    """Build the config from plain values; an error message starts with `origin`."""
     try:
         return Config.model_validate(values)
     except ValidationError as error:
@@ -86,7 +87,7 @@ def validate(values: Any, origin: str) -> Config:
 
 
 def differing_keys(one: Mapping[str, Any], other: Mapping[str, Any], above: str = "") -> list[str]:
-    """The dotted keys, sorted, whose values differ between two trees of plain values."""
+    """Return the sorted dotted keys whose values differ between two trees of plain values."""
     keys = []
     for key in sorted(one.keys() | other.keys()):
         mine, its = one.get(key), other.get(key)
@@ -98,13 +99,13 @@ def differing_keys(one: Mapping[str, Any], other: Mapping[str, Any], above: str 
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a config file as a person writes it, for editors: it accepts what
-    `load_config` accepts, short forms and interpolations included, and refuses unknown keys."""
+    """Return the JSON Schema of a config file, for editors. It accepts what `load_config` accepts,
+    including short forms and interpolations, and rejects unknown keys."""
     return Config.model_json_schema(schema_generator=_SchemaOfFile)
 
 
 class _SchemaOfFile(GenerateJsonSchema):
-    """Accepts an interpolation such as `${train.steps}` in the place of a number or boolean."""
+    """Accepts an interpolation such as `${train.steps}` in place of a number or boolean."""
 
     def int_schema(self, schema: core_schema.IntSchema) -> dict[str, Any]:
         return _or_interpolation(super().int_schema(schema))
@@ -132,7 +133,7 @@ def _read(path: Path) -> str:
 
 @contextlib.contextmanager
 def _yaml_errors(path: Path) -> Iterator[None]:
-    """Turn an error of YAML into a UsageError that names the line."""
+    """Turn a YAML error into a UsageError that names the line."""
     try:
         yield
     except yaml.YAMLError as error:
@@ -145,7 +146,7 @@ def _yaml_errors(path: Path) -> Iterator[None]:
 
 
 def _override(tree: Any, override: str) -> None:
-    """Replace one key's value; a block given as a value replaces the whole block."""
+    """Replace the value of one key; if the value is a block, it replaces the whole old block."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -164,13 +165,13 @@ def _override(tree: Any, override: str) -> None:
 
 
 def require_pair(override: str) -> None:
-    """UsageError for an override that is not KEY=VALUE."""
+    """Raise UsageError for an override that is not KEY=VALUE."""
     if not PAIR.match(override):
         raise UsageError(f"--set {override}: needs KEY=VALUE, such as --set train.lr=1e-4")
 
 
 def _worded(error: ValidationError, origin: str) -> str:
-    """Each wrong key with its reasons, in one line."""
+    """Return one line with each wrong key and its reasons."""
     reasons: dict[str, list[str]] = {}
     for mistake in error.errors(include_url=False):
         reasons.setdefault(_key(mistake), []).append(_reason(mistake))
@@ -179,7 +180,7 @@ def _worded(error: ValidationError, origin: str) -> str:
 
 
 def _key(mistake: Any) -> str:
-    """The dotted key as it stands in the file."""
+    """Return the dotted key as it is written in the file."""
     *above, last = mistake["loc"] or [None]
     parts = [str(part) for part in above if not _is_branch(part)]
     if last is not None and (mistake["type"] in ABOUT_A_KEY or not _is_branch(last)):
@@ -190,7 +191,7 @@ def _key(mistake: Any) -> str:
 
 
 def _is_branch(part: Any) -> bool:
-    """Whether pydantic put the name of a union's branch into the location, and not a key of the file."""
+    """Whether this part of a pydantic location names a branch of a union and not a key of the file."""
     return isinstance(part, str) and (
         part in (*MODALITIES_OF, "str", "bool", "int", "float") or "[" in part or "-" in part
     )
@@ -214,13 +215,13 @@ def _reason(mistake: Any) -> str:
 
 
 def _known_keys(location: Sequence[Any]) -> list[str]:
-    """The keys of the block that holds the location's last part."""
+    """Return the keys of the block that holds the location's last part."""
     blocks: list[type[BaseModel]] = [Config]
     for part in location[:-1]:
         within = [block.model_fields[part].annotation for block in blocks if part in block.model_fields]
         if within:
             blocks = [block for annotation in within for block in _models_in(annotation)]
-        elif isinstance(part, str):  # the kind by which a union is told apart
+        elif isinstance(part, str):  # the kind selects the branch of a union
             blocks = [
                 block for block in blocks if part in typing.get_args(block.model_fields["kind"].annotation)
             ]

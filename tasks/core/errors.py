@@ -1,6 +1,6 @@
-"""The errors a user may see. Each carries the exit code of the command that it ends.
+"""The errors that are reported to users. Each carries the exit code of the command that it ends.
 
-Anything else that escapes is a defect of Tarmac and keeps its traceback.
+Any other exception that escapes is a defect of Tarmac and keeps its traceback.
 """
 
 import difflib
@@ -13,8 +13,8 @@ MOST_NAMED = 30
 class TarmacError(Exception):
     """Something failed for a reason that the message explains; exit code 1.
 
-    `field` is what mends it in the form of a run on Prefect's page, where the message names an option of the
-    command line; None where nothing in the form does.
+    `field` names the field that fixes the error in the form of a run on Prefect's page, where the message
+    names a command-line option; it is None where no field does.
     """
 
     exit_code = 1
@@ -27,24 +27,24 @@ class TarmacError(Exception):
 
     @property
     def reason(self) -> str:
-        """The message without an option of the command line, for a form, whose `field` takes its place."""
+        """The message without a command-line option, for a form, where `field` replaces the option."""
         return super().__str__()
 
 
 class UsageError(TarmacError):
-    """A wrong command or config: one line that names the key and the fix; exit code 2."""
+    """A command or config is wrong. The message is one line that names the key and the fix; exit code 2."""
 
     exit_code = 2
     field = "overrides.set"
 
 
 class DataError(TarmacError):
-    """Wrong data: the message names file, sample and fix; exit code 1."""
+    """The data are wrong. The message names file, sample and fix; exit code 1."""
 
 
 class NeedsApproval(DataError):
-    """Data that a person may take as it is: by `command` in a terminal, by `field` on a page. The first line
-    is the question; `samples` are rows of a table that shows what it is about."""
+    """A person must approve the data as they are: by `command` in a terminal, by `field` on a page. The first
+    line is the question; `samples` are table rows that show the data in question."""
 
     field = "accept_loss"
     command = "tarmac build CONFIG --accept-loss"
@@ -61,8 +61,8 @@ class NeedsApproval(DataError):
 
 
 class Withdrawn(TarmacError):
-    """Somebody called the work off, which is no failure: it was cancelled or suspended, or another process
-    has taken it over. `state` is Prefect's state that said so, where one did."""
+    """The work was cancelled or suspended, or another process has taken it over, which is not a failure.
+    `state` is the Prefect state that caused it, if any."""
 
     def __init__(
         self, kind: Literal["cancelled", "suspended", "superseded"], reason: str, state: Any = None
@@ -73,25 +73,25 @@ class Withdrawn(TarmacError):
 
 
 class OtherRankError(TarmacError):
-    """A rank of a training ends because another one has failed, is gone, or does not answer."""
+    """A rank of a training ends because another rank has failed, is gone, or does not answer."""
 
 
 KINDS = {kind.__name__: kind for kind in (TarmacError, UsageError, DataError, NeedsApproval)}
-"""The errors that pass from one process to another, by name."""
+"""The errors that are passed from one process to another, by name."""
 
 
 def kind_of(error: TarmacError) -> str:
-    """The name of the nearest of KINDS."""
+    """Return the name of the most specific class in KINDS."""
     return next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in KINDS)
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type where it has none, as torch's `EOFError`."""
+    """Return the first line of an error's message, or its type if it has no message (torch's `EOFError`)."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def instead(word: str, known: Sequence[str]) -> str:
-    """The rest of a message about a name that nobody knows: the one that was meant, or those there are."""
+    """Return the end of a message about an unknown name: the closest known name, or the list of them."""
     near = difflib.get_close_matches(word, known, n=1) or [name for name in known if word and word in name]
     if near:
         return f"did you mean {near[0]}?"
@@ -99,6 +99,6 @@ def instead(word: str, known: Sequence[str]) -> str:
 
 
 def list_mistakes(mistakes: Sequence[str]) -> str:
-    """Several mistakes in the one line that a usage error is."""
+    """Join several mistakes into one line, since a usage error is one line."""
     more = len(mistakes) - MOST_NAMED
     return " | ".join([*mistakes[:MOST_NAMED], *([f"and {more} more"] if more > 0 else [])])

@@ -1,8 +1,8 @@
-"""Files that appear whole or not at all, their digests, and what a failing disk means.
+"""Atomic and append-only files, digests of files, and the errors of full or failing disks.
 
 Every file that others read is written to a temporary name in the same folder, flushed to disk and renamed.
 Append-only files (JSON lines) take one `write` per line, so that a killed writer leaves at most one torn last
-line, which readers skip. The price is one fsync per file, paid where losing the file would cost more.
+line, which readers skip. The price is one fsync per file; it is paid where losing the file would cost more.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ELOOP)
 
 
 def fsync_path(path: Path) -> None:
-    """Make a file's content, or a folder's names, durable: a rename is on disk only after this."""
+    """Flush a file's content, or a folder's names, to disk: a rename is durable only after this."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -36,7 +36,7 @@ def fsync_path(path: Path) -> None:
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
-    """Replace `path` by `content` in one durable step; a missing folder is made."""
+    """Replace the content of `path` in one durable step; a missing folder is created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode() if isinstance(content, str) else content
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
@@ -54,7 +54,8 @@ def write_atomic(path: Path, content: bytes | str) -> None:
 
 
 def link_atomic(link: Path, target: str) -> None:
-    """Point the symbolic link `link` at `target` by a rename, so that readers see the old or the new one."""
+    """Point the symbolic link `link` at `target` by a rename, so that readers see the old or the new
+    target."""
     temporary = link.with_name(f".{link.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target)
@@ -67,20 +68,20 @@ def link_atomic(link: Path, target: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """`write_atomic` of readable JSON; ValueError for NaN and Infinity, which JSON does not have."""
+    """Write readable JSON with `write_atomic`; raises ValueError for NaN and Infinity, which JSON lacks."""
     write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> Any:
-    """The parsed file; OSError or ValueError (json.JSONDecodeError)."""
+    """Parse a JSON file; raises OSError or ValueError (json.JSONDecodeError)."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append one line by a single `write`, which survives SIGKILL of this process.
+    """Append one line with a single `write`, so that SIGKILL of this process cannot tear it.
 
-    A torn line that an earlier writer left is ended first, so that it costs no other line. OSError where the
-    file system is full and takes only a part.
+    A torn line that an earlier writer left is terminated first, so that it does not spoil this one. Raises
+    OSError if the file system is full and only a part was written.
     """
     data = line.rstrip("\n").encode() + b"\n"
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
@@ -95,10 +96,10 @@ def append_line(path: Path, line: str) -> None:
 
 
 def read_lines(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
-    """The JSON objects from byte `offset` on, and the offset after the last whole line.
+    """Return the JSON objects from byte `offset` on, and the offset after the last complete line.
 
-    A missing file counts as empty. A last line without a newline is still being written and stays unread; a
-    whole line that is no JSON object was torn by a crash and is skipped.
+    A missing file counts as empty. A last line without a newline is still being written and is not read; a
+    complete line that is not a JSON object was torn by a crash and is skipped.
     """
     try:
         with path.open("rb") as file:
@@ -119,9 +120,9 @@ def read_lines(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
 
 
 def blake3_file(path: Path) -> str:
-    """Hexadecimal BLAKE3 of a file's content, as `b3sum` prints it; OSError.
+    """Return the hexadecimal BLAKE3 of a file's content, as `b3sum` prints it; raises OSError.
 
-    The file is read and not mapped: where a disk fails under a map, the process dies of SIGBUS.
+    The file is read and not memory-mapped: if the disk fails under a map, SIGBUS kills the process.
     """
     hasher = blake3()
     buffer = memoryview(bytearray(CHUNK))
@@ -132,14 +133,14 @@ def blake3_file(path: Path) -> str:
 
 
 def digest(value: Any) -> str:
-    """Hexadecimal BLAKE3 of a JSON value in canonical form (sorted keys, no spaces)."""
+    """Return the hexadecimal BLAKE3 of a JSON value in canonical form (sorted keys, no spaces)."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return blake3(text.encode()).hexdigest()
 
 
 def code_digest() -> str:
-    """The first 12 digits of the BLAKE3 of the library's own sources: processes with the same digest do the
-    same with the same input."""
+    """Return the first 12 digits of the BLAKE3 of the library's sources: processes with the same digest treat
+    the same input alike."""
     root = Path(__file__).resolve().parents[1]
     total = blake3()
     for path in sorted(root.rglob("*.py")):
@@ -148,12 +149,12 @@ def code_digest() -> str:
 
 
 class DiskFull(DataError):
-    """There was no room for a write."""
+    """A write failed because the disk is full."""
 
 
 @contextlib.contextmanager
 def disk_full_as_error(folder: Path) -> Iterator[None]:
-    """Turn a disk-full error, SQLite's too, into a DiskFull that names `folder`."""
+    """Turn a disk-full error, including SQLite's, into a DiskFull that names `folder`."""
     try:
         yield
     except (OSError, sqlite3.OperationalError) as error:
@@ -165,7 +166,7 @@ def disk_full_as_error(folder: Path) -> Iterator[None]:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether the file system, or SQLite on it, had no room left for a write."""
+    """Whether a write failed because the disk is full, including writes by SQLite."""
     if isinstance(error, DiskFull):
         return True
     if isinstance(error, sqlite3.OperationalError):
@@ -175,17 +176,18 @@ def is_disk_full(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def unreadable_as_error(kind: type[TarmacError] = UsageError) -> Iterator[None]:
-    """Turn an OSError into an error of this kind that names the file and the fix."""
+    """Turn an OSError into an error of type `kind` that names the file and the fix."""
     try:
         yield
     except OSError as error:
-        fix = "mind its rights and its disk"
-        raise kind(f"{error.filename} cannot be read: {error.strerror or error}; {fix}") from None
+        problem = error.strerror or error
+        fix = "check its permissions and its disk"
+        raise kind(f"{error.filename} cannot be read: {problem}; {fix}") from None
 
 
 @contextlib.contextmanager
 def ignore_missing() -> Iterator[None]:
-    """Leave the block where a file is missing; any other OSError is raised."""
+    """Leave the block without an error if a file is missing; any other OSError is raised."""
     try:
         yield
     except OSError as error:
@@ -194,28 +196,27 @@ def ignore_missing() -> Iterator[None]:
 
 
 def require_writable(folder: Path, config_key: str) -> None:
-    """UsageError naming `config_key` where no such folder can be made or written into."""
+    """Raise a UsageError that names `config_key` if the folder cannot be created or written to."""
     for path in (folder, *folder.parents):
         if path.is_dir():
             if not os.access(path, os.W_OK | os.X_OK):
-                raise UsageError(f"{config_key}: {path} may not be written into; give another folder")
+                raise UsageError(f"{config_key}: {path} is not writable; give another folder")
             return
         if path.exists():
             raise UsageError(f"{config_key}: {path} is a file; give a folder")
 
 
 def own_folder(setting: str) -> Path:
-    """A folder below TMPDIR of this user alone, made where it is missing.
+    """Return a private folder of this user below TMPDIR, and create it if it is missing.
 
-    UsageError, which names the `setting` that needs it, when it is another's, who could
-    put other files there.
+    Raises a UsageError that names `setting` if another user owns the folder or can write files into it.
     """
     root = Path(tempfile.gettempdir()) / f"tarmac-{os.getuid()}"
     try:
         root.mkdir(mode=0o700, exist_ok=True)
         status = root.lstat()
     except OSError as error:
-        raise UsageError(f"{setting}: {root} cannot be made: {error.strerror}; set TMPDIR") from None
+        raise UsageError(f"{setting}: {root} cannot be created: {error.strerror}; set TMPDIR") from None
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise UsageError(f"{setting}: {root} is not this user's alone; remove it, or set TMPDIR")
+        raise UsageError(f"{setting}: {root} is not private to this user; remove it, or set TMPDIR")
     return root

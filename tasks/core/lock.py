@@ -1,15 +1,15 @@
-"""Who uses what: a lease is held by one writer at a time, a pin keeps a version of a dataset for a run.
+"""Leases and pins: one writer at a time holds a lease, and a pin keeps a dataset version for a run.
 
-A lease is a file that names its holder by host, boot id, pid namespace, pid and start time. Where its pid can
-be seen, a holder's death is certain and noticed at once; a holder on another host, in another container or
-from before a reboot counts as dead once its heartbeat is older than STALE_S. Hosts' clocks may differ, so the
-heartbeat is the time at which the file system stamped the lease, compared with the stamp of a new file. A
-lease is made by a hard link, which is atomic on local disks and NFS alike. Whoever takes, takes over or gives
-back a lease locks its folder for that moment (flock), so that nobody moves the lease that another has just
-taken over; where the file system has no such lock, the one who lost learns it by `watch`.
+A lease is a file that names its holder by host, boot id, pid namespace, pid and start time. If its pid is
+visible here, the death of a holder is certain and detected at once. A holder on another host, in another
+container or from before a reboot counts as dead once its heartbeat is older than STALE_S. Hosts' clocks may
+differ, so the heartbeat is the time at which the file system stamped the lease, compared with the stamp of a
+new file. A lease is created by a hard link, which is atomic on local disks and on NFS. A process that takes,
+takes over or releases a lease locks its folder for that moment (flock), so that no process moves a lease that
+another has just taken over. Where the file system has no such lock, the loser detects the loss by `watch`.
 
-A pin is a small text per run in the dataset's folder `pins`: the version's name, the run's folder and the
-folder's host. It holds as long as the run's folder exists, which only its own host can tell.
+A pin is a small text file per run in the dataset's folder `pins`: the version's name, the run's folder and
+the folder's host. It is valid as long as the run's folder exists, which only that host can check.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ HEARTBEAT_S = 10.0
 STALE_S = 120.0
 CHECK_S = 2.0
 GUARD_S = 5.0
-"""How long to wait for whoever takes a lease in the same folder; the lock is held for milliseconds."""
+"""How long to wait for a process that takes a lease in the same folder; it locks it for milliseconds."""
 PINS = "pins"
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds the lease at `path`, since when (Unix seconds), and the time of its last heartbeat."""
+    """The process that holds the lease at `path`, since when (Unix seconds), and its last heartbeat."""
 
     identity: Identity
     since: float
@@ -54,7 +54,7 @@ class Holder:
     def is_alive(self) -> bool:
         if self.identity.is_visible:
             return self.identity.is_alive()
-        # A heartbeat far ahead is from before that clock was set back: a live holder has beaten since.
+        # A heartbeat far in the future is from before the clock was set back; a live holder would renew it.
         return abs(_clock(self.path) - self.heartbeat) < STALE_S
 
     def __str__(self) -> str:
@@ -63,15 +63,17 @@ class Holder:
 
 
 class Held(TarmacError):
-    """Somebody else holds the lease; `holder` says who."""
+    """Another process holds the lease: `holder`, or None if it is not known yet."""
 
     def __init__(self, path: Path, holder: Holder | None) -> None:
         self.holder = holder
-        super().__init__(f"{path.parent} is in use by {holder or 'a process that is just taking it'}")
+        super().__init__(
+            f"{path.parent} is in use by {holder or 'a process that is just starting to use it'}"
+        )
 
 
 def holder_of(path: Path) -> Holder | None:
-    """The holder named in the lease file, dead or alive; None without a readable lease."""
+    """Return the holder named in the lease file, dead or alive; None without a readable lease."""
     try:
         return _read(path)
     except OSError:
@@ -79,7 +81,7 @@ def holder_of(path: Path) -> Holder | None:
 
 
 def _read(path: Path) -> Holder | None:
-    """Like `holder_of`, but OSError where the lease cannot be read now: its holder may be alive."""
+    """Like `holder_of`, but raise OSError if the lease cannot be read now: its holder may be alive."""
     with path.open(encoding="utf-8") as file:
         heartbeat = os.fstat(file.fileno()).st_mtime
         try:
@@ -90,9 +92,9 @@ def _read(path: Path) -> Holder | None:
 
 
 def is_lost(path: Path, holder: Identity) -> bool:
-    """Whether the lease is another's than this holder's, or nobody's; False where it cannot be read now.
+    """Whether this holder no longer has the lease; False if the lease cannot be read now.
 
-    It is opened, which makes NFS ask its server.
+    The file is opened, which makes NFS ask its server.
     """
     try:
         found = _read(path)
@@ -104,7 +106,8 @@ def is_lost(path: Path, holder: Identity) -> bool:
 
 
 def _clock(path: Path) -> float:
-    """The time of the clock that stamps files beside `path`; of our own where nothing can be written."""
+    """Return the time of the clock that stamps files beside `path`; this host's time if nothing can be
+    written."""
     try:
         with tempfile.TemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp") as file:
             return os.fstat(file.fileno()).st_mtime
@@ -113,18 +116,18 @@ def _clock(path: Path) -> float:
 
 
 def _flocked(descriptor: int) -> bool:
-    """Whether the lock is ours now, or there is none to be had on this file system."""
+    """Whether this process has the lock now, or the file system does not support locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # NFS locks no folder, and Lustre nothing unless it is mounted so
+    except OSError:  # NFS cannot lock folders, and Lustre locks nothing unless it is mounted so
         return True
     return True
 
 
 class Lease:
-    """A lease on the folder of `path`, as a context manager."""
+    """A lease on the folder that contains `path`; a context manager."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -134,11 +137,11 @@ class Lease:
 
     @property
     def identity(self) -> Identity:
-        """The process that takes the lease by this."""
+        """The process that takes the lease through this object."""
         return self._mine
 
     def acquire(self) -> None:
-        """Take the lease; Held when a live holder has it, OSError when the lease cannot be read."""
+        """Take the lease; raises Held if a live holder has it, OSError if the lease cannot be read."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._guard():
             self._take()
@@ -153,7 +156,7 @@ class Lease:
             except FileNotFoundError:
                 holder = None
             except OSError as error:
-                if error.errno == errno.ESTALE:  # NFS: its holder has replaced it meanwhile
+                if error.errno == errno.ESTALE:  # on NFS: another process has just replaced it
                     raise Held(self.path, None) from None
                 raise
             if holder is not None and holder.is_alive():
@@ -163,7 +166,7 @@ class Lease:
                 raise Held(self.path, holder_of(self.path))
 
     def wait(self, timeout_s: float | None = None, poll_s: float = 1.0) -> None:
-        """Take the lease once its holder gives it back or dies; Held after `timeout_s` seconds."""
+        """Take the lease once its holder releases it or dies; raises Held after `timeout_s` seconds."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             try:
@@ -174,21 +177,22 @@ class Lease:
                 time.sleep(poll_s)
 
     def watch(self, on_lost: Callable[[], None]) -> None:
-        """Call `on_lost`, in a thread of its own, within about CHECK_S of the lease's loss."""
+        """Call `on_lost` in its own thread within about CHECK_S seconds after the lease is lost."""
 
         def look() -> None:
             while not self._stop.wait(CHECK_S):
                 lost = is_lost(self.path, self._mine)
-                if lost and not self._stop.is_set():  # else it is gone because it was given back
+                if lost and not self._stop.is_set():  # otherwise it is gone because it was released
                     return on_lost()
 
         threading.Thread(target=look, name=f"watch-{self.path.name}", daemon=True).start()
 
     def require(self) -> None:
-        """TarmacError when somebody took the lease over, which can happen to a suspended process."""
+        """Raise TarmacError if another process took the lease over, which can happen while this one is
+        suspended."""
         if not self._is_mine():
             raise TarmacError(
-                f"{self.path.parent} was taken over by {holder_of(self.path) or 'nobody'}; run again"
+                f"{self.path.parent} was taken over by {holder_of(self.path) or 'another process'}; run again"
             )
 
     def _is_mine(self) -> bool:
@@ -196,7 +200,7 @@ class Lease:
         return holder is not None and holder.identity == self._mine
 
     def release(self) -> None:
-        """Give the lease back; harmless when somebody has taken it over meanwhile."""
+        """Release the lease; this is safe even if another process has taken it over meanwhile."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -209,7 +213,8 @@ class Lease:
 
     @contextlib.contextmanager
     def _guard(self) -> Iterator[None]:
-        """Keep every other taker of a lease in this folder out; Held when one does not come to an end."""
+        """Exclude every other process that takes a lease in this folder; raises Held if one does not
+        finish."""
         folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             deadline = time.monotonic() + GUARD_S
@@ -220,11 +225,13 @@ class Lease:
             yield
         finally:
             with contextlib.suppress(OSError):
-                fcntl.flock(folder, fcntl.LOCK_UN)  # closing alone does not where a fork has a copy
+                fcntl.flock(
+                    folder, fcntl.LOCK_UN
+                )  # closing does not unlock it if a forked process has a copy
             os.close(folder)
 
     def _create(self) -> bool:
-        """Link a draft into the lease's place; False where a lease is there already."""
+        """Create the lease by linking a draft to its path; False if a lease exists already."""
         draft = self.path.with_name(f".{self.path.name}.{os.getpid()}.{threading.get_ident()}")
         write_json(draft, {**self._mine.to_json(), "since": time.time()})
         try:
@@ -236,7 +243,8 @@ class Lease:
         return True
 
     def _remove_dead(self) -> None:
-        """Move a dead lease away. A rename has one winner; a live lease moved by mistake is put back."""
+        """Move a dead lease away. Only one rename succeeds; a live lease that was moved by mistake is
+        restored."""
         grave = self.path.with_name(f".{self.path.name}.dead.{os.getpid()}.{threading.get_ident()}")
         try:
             os.rename(self.path, grave)
@@ -257,8 +265,8 @@ class Lease:
             try:
                 holder = _read(self.path)
                 if holder is not None and holder.identity != self._mine:
-                    return  # taken over while this process could not beat
-                os.utime(self.path)  # to the file system's time, without a rewrite that could undo a takeover
+                    return  # taken over while this process could not renew it
+                os.utime(self.path)  # sets the file system's time; a rewrite could undo a takeover
             except FileNotFoundError:
                 return
             except OSError as error:
@@ -275,9 +283,9 @@ class Lease:
 
 
 def pin(dataset: Path, run: str, version: str, folder: Path) -> None:
-    """Keep the version from being pruned while the run's folder exists; OSError.
+    """Keep the version from being pruned while the run's folder exists; raises OSError.
 
-    Where another folder's run of the same id has a pin, this one's name has a part of its own behind it.
+    If a run of the same id in another folder has a pin, a digest is appended to the name of this one.
     """
     place = f"{folder}\n{socket.gethostname()}\n"
     content = os.fsencode(f"{version}\n{place}")
@@ -289,7 +297,7 @@ def pin(dataset: Path, run: str, version: str, folder: Path) -> None:
 
 
 def _is_anothers(path: Path, place: str) -> bool:
-    """Whether the pin is that of a run in another folder, which may be there still."""
+    """Whether the pin belongs to a run in another folder that may still exist."""
     try:
         _, *rest = os.fsdecode(path.read_bytes()).splitlines()
     except (OSError, ValueError):
@@ -298,7 +306,7 @@ def _is_anothers(path: Path, place: str) -> bool:
 
 
 def pinned(dataset: Path) -> dict[str, list[str]]:
-    """The names of the runs that pin each version, by version; without runs whose folder is gone."""
+    """Return the names of the runs that pin each version, without runs whose folder is gone."""
     runs: dict[str, list[str]] = {}
     for path, version, is_gone in _pins(dataset):
         if not is_gone:
@@ -307,7 +315,7 @@ def pinned(dataset: Path) -> dict[str, list[str]]:
 
 
 def drop_stale_pins(dataset: Path) -> None:
-    """Remove the pins of runs whose folder is gone, as far as they can be removed."""
+    """Remove the pins of runs whose folder is gone; pins that cannot be removed are left."""
     for path, _, is_gone in _pins(dataset):
         if is_gone:
             with contextlib.suppress(OSError):
@@ -315,7 +323,7 @@ def drop_stale_pins(dataset: Path) -> None:
 
 
 def _pins(dataset: Path) -> Iterator[tuple[Path, str, bool]]:
-    """Each pin's file, the version it names, and whether its run is gone; an unreadable pin holds."""
+    """Yield each pin's file, its version, and whether its run is gone; an unreadable pin counts as valid."""
     for path in sorted((dataset / PINS).glob("*")):
         if path.name.startswith("."):
             continue  # a file that is being written
@@ -328,13 +336,13 @@ def _pins(dataset: Path) -> Iterator[tuple[Path, str, bool]]:
 
 
 def _is_gone(folder: Path, host: str) -> bool:
-    """Whether the run's folder was removed, and not its disk: the parent folder is still there."""
+    """Whether the run's folder was removed while its disk is still mounted: the parent folder exists."""
     if host != socket.gethostname():
         return False
     try:
         folder.lstat()
     except FileNotFoundError:
         return folder.parent.is_dir()
-    except (OSError, ValueError):  # ValueError where it is no path
+    except (OSError, ValueError):  # ValueError for text that is not a valid path
         return False
     return False

@@ -1,10 +1,10 @@
-"""What a person sees in the terminal: a line per stage, and a bar while it runs.
+"""Terminal output: a line per stage, and a progress bar while it runs.
 
 On a terminal a running stage shows a bar that vanishes when it ends; elsewhere (a log, a pipe) it prints a
-plain line now and then. Everything goes to standard error, so that standard output stays free for results.
-The library reports its progress as often as it likes, through a `Progress` that its caller gives it; whoever
-shows it (this module, Prefect) limits the rate. A warning goes through `logging`, so that whoever runs the
-stage can send it elsewhere, too: a child to its starter, a flow to its run's log.
+plain line every PLAIN_INTERVAL_S seconds. Everything goes to standard error, so that standard output stays
+free for results. The library reports progress as often as it likes through a `Progress` from its caller; the
+code that shows it (this module, Prefect) limits the rate. Warnings go through `logging`, so that they can
+also be forwarded: by a child to its starter, by a flow to its run's log.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # rich takes a while to import, and the library needs none of
     from rich.console import Console
 
 Progress = Callable[[int, int, str], None]
-"""Takes the work done so far, the total (0 if unknown), and what is counted, such as `samples`."""
+"""A function of the work done so far, the total (0 if unknown), and what is counted, such as `samples`."""
 
 PLAIN_INTERVAL_S = 10.0
 QUIET_S = 2.0
@@ -33,11 +33,11 @@ logger = logging.getLogger(__name__)
 
 
 def no_progress(done: int, total: int, note: str) -> None:
-    """The `Progress` that shows nothing."""
+    """A `Progress` that shows nothing."""
 
 
 def console() -> Console:
-    """The console of messages; plain text where there is no terminal."""
+    """Return the console for messages, which prints plain text if standard error is not a terminal."""
     from rich.console import Console
 
     return Console(file=sys.stderr, highlight=False, soft_wrap=True)
@@ -45,19 +45,19 @@ def console() -> Console:
 
 @contextmanager
 def running(stage: str) -> Iterator[Progress]:
-    """Show how far a stage is while the block runs."""
+    """Show the progress of a stage while the block runs."""
     screen = console()
     with _bar(screen, stage) if screen.is_terminal else _lines(screen, stage) as show:
         yield show
 
 
 def finished(stage: str, summary: str, seconds: float, mark: str = "✓") -> None:
-    """Print the line that stays: what the stage did, and how long it took."""
+    """Print the final line of a stage: what it did, and how long it took."""
     console().print(f"{mark} {stage:<9} {summary:<{WIDTH}} {format_duration(seconds):>7}", markup=False)
 
 
 def passing(text: str) -> None:
-    """Show a line at a terminal, which the next one overwrites; nothing elsewhere."""
+    """On a terminal, show a line that the next one overwrites; elsewhere print nothing."""
     shown = console()
     if shown.is_terminal:
         shown.file.write(f"  {text}…\r")
@@ -65,7 +65,7 @@ def passing(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    """Print a line that a person should read, whatever else goes on."""
+    """Print a warning for the user, and log it."""
     logger.warning("%s", text)
 
 

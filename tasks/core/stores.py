@@ -1,8 +1,8 @@
-"""Folders of raw data, on this machine or remote, behind one small contract; and the locations of files.
+"""The interface of folders of raw data, local or remote, and functions on locations of files.
 
-A location is a path or an address such as `s3://bucket/folder`. Who may read a file is often said in its
-address (a user and password, or a signature in the query), so people see, and samples are named by, addresses
-without these. `tasks.core.folders` opens them. A store never writes, and a name never runs anything.
+A location is a path or an address such as `s3://bucket/folder`. An address often carries credentials (a user
+and password, or a signature in the query), so messages and sample keys use addresses without these.
+`tasks.core.folders` opens stores. A store never writes, and a name never runs a command.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ _SIGNATURE = re.compile(
     r"|(access_?|auth_?|api_?|security_?)?token|(access|api)_?key|password|secret|hmac|jwt|hdnts|hdnea",
     re.IGNORECASE,
 )
-"""Query parameters by which storage services and content networks know who may read. A change of any other is
-taken for another file, so this lists only names that can mean nothing else."""
+"""Query parameters by which storage services and content networks authorise a reader. A change of any other
+parameter counts as another file, so this lists only names that can have no other meaning."""
 _SIGNED_BY = {
     "sig": re.compile(r"sig|s[eiprstv]|srt|spr|sip|sdd|sk(oid|tid|[estv])"),
     "hm": re.compile(r"hm|ex|is"),
     "oh": re.compile(r"oh|oe"),
 }
-"""Azure's, Discord's and Facebook's: the parameters that belong to a signature where the key is present."""
+"""Azure's, Discord's and Facebook's signatures: where the key is present, the matching parameters belong to
+the signature."""
 
 
 def is_remote(location: str) -> bool:
@@ -43,12 +44,13 @@ def is_remote(location: str) -> bool:
 
 
 def is_web(location: str) -> bool:
-    """Whether `?` begins a query, as in addresses of web servers; in the name of an object it is a letter."""
+    """Whether `?` begins a query, as in addresses of web servers; in an object's name it is an ordinary
+    character."""
     return location.startswith(("https://", "http://"))
 
 
 def is_valid(address: str) -> bool:
-    """Whether an address names a host, or a bucket, at all."""
+    """Whether an address names a valid host or bucket."""
     if not is_web(address):
         return bool(_BUCKET.fullmatch(address.partition("://")[2].partition("/")[0]))
     found = _PARTS.fullmatch(address)
@@ -61,21 +63,22 @@ def is_valid(address: str) -> bool:
 
 
 def host_of(address: str) -> str:
-    """Scheme and host, or bucket: `https://h/x?y` -> `https://h`."""
+    """Return the scheme and the host or bucket: `https://h/x?y` -> `https://h`."""
     scheme, _, rest = address.partition("://")
     return f"{scheme}://{rest.partition('?')[0].partition('/')[0]}"
 
 
 def redact(location: str) -> str:
-    """The location for a person: without user, password and query. Never raises."""
+    """Return the location without user, password and query, for messages. Never raises."""
     found = _PARTS.fullmatch(location) if is_remote(location) else None
     return location if found is None else f"{found[1]}://{found[2]}{found[3]}"
 
 
 def address_key(address: str) -> str:
-    """The address as a sample's key: redacted, with a digest of those query parameters that name the file.
+    """Return the address as a sample's key: redacted, with a digest of the query parameters that name the
+    file.
 
-    So `get?id=1` and `get?id=2` are two files, while an address that was signed anew keeps its key.
+    So `get?id=1` and `get?id=2` are two files, while an address that was signed again keeps its key.
     """
     found = _PARTS.fullmatch(address)
     if found is None or not is_web(address):
@@ -90,7 +93,7 @@ def address_key(address: str) -> str:
 
 
 def split_location(location: str) -> tuple[str, str]:
-    """Folder and name of a file's location: `s3://b/x/t.csv` -> (`s3://b/x`, `t.csv`).
+    """Split a file's location into folder and name: `s3://b/x/t.csv` -> (`s3://b/x`, `t.csv`).
 
     The query of an address belongs to the name.
     """
@@ -100,17 +103,17 @@ def split_location(location: str) -> tuple[str, str]:
 
 
 def without_query(location: str) -> str:
-    """The location without the query of an address: its end is the file's suffix."""
+    """Return the location without the query of an address, so that it ends with the file's suffix."""
     return location.partition("?")[0] if is_web(location) else location
 
 
 def absolute_location(location: str) -> str:
-    """The location as it reads from any working directory."""
+    """Return the location in a form that is valid in any working directory."""
     return location if is_remote(location) else os.path.abspath(location)
 
 
 def join_location(folder: str, file: str) -> str:
-    """A file's location in a folder; a remote or absolute `file` stands for itself."""
+    """Return a file's location in a folder; a remote or absolute `file` is returned unchanged."""
     return file if is_remote(file) or file.startswith("/") else f"{folder.rstrip('/')}/{file}"
 
 
@@ -120,17 +123,17 @@ SYSTEM = frozenset(
         *("$RECYCLE.BIN", "System Volume Information", "Thumbs.db", "desktop.ini", "Desktop.ini"),
     }
 )
-"""Folders and files that a system keeps beside people's own: thumbnails, bins, snapshots."""
+"""Folders and files that operating systems add to users' data: thumbnails, bins, snapshots."""
 
 
 def is_hidden(file: str) -> bool:
-    """Whether the file, or a folder on the way to it, is no data: `.git/x`, `__MACOSX/._a.jpg`."""
+    """Whether the file, or a folder in its path, is hidden or a system's: `.git/x`, `__MACOSX/._a.jpg`."""
     parts = file.split("/")
     return not SYSTEM.isdisjoint(parts) or any(part.startswith(".") for part in parts)
 
 
-class ObjectStat(NamedTuple):  # made for every sample, in half the time of a frozen dataclass
-    """Size in bytes, and a stamp that changes when the content does: modification time, or entity tag."""
+class ObjectStat(NamedTuple):  # created for every sample, in half the time of a frozen dataclass
+    """The size in bytes, and a stamp that changes with the content: modification time or entity tag."""
 
     size: int
     stamp: str
@@ -139,17 +142,17 @@ class ObjectStat(NamedTuple):  # made for every sample, in half the time of a fr
 ABSENT = ObjectStat(-1, "")
 
 AHEAD = 1 << 18
-"""Bytes of a file that are read before it has shown that it has more."""
+"""Bytes to read from a file at first, before it is known to have more."""
 
 
 class NotRegular(OSError):
-    """A pipe, socket, device or folder in a file's place, or a name that no file can have."""
+    """There is a pipe, socket, device or folder in place of a file, or the name is invalid."""
 
 
 class StoreUnreachable(DataError, OSError):
-    """The store itself does not answer, or refuses everything: it says nothing about a sample.
+    """The store itself does not answer or denies all access, which is no evidence about a sample.
 
-    It ends a build: counting the samples behind it as bad would publish a dataset that lacks them.
+    The error ends a build: counting the store's samples as bad would publish a dataset without them.
     """
 
     def __str__(self) -> str:
@@ -157,12 +160,12 @@ class StoreUnreachable(DataError, OSError):
 
 
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL)
-"""What the system says of data that are missing or are not what they were."""
+"""Error numbers for data that are missing or have changed."""
 
 
 def is_environment_error(error: BaseException | None) -> bool:
-    """Whether the error, or one that it came of, says something about this machine or a store (no room, no
-    rights, a failing disk, no answer) and hence nothing about the data."""
+    """Whether the error, or one of its causes, is about this machine or a store (disk full, no permission, a
+    failing disk, no answer) and hence no evidence about the data."""
     while error is not None:
         if isinstance(error, OSError) and error.errno not in _GONE:
             if error.errno is not None or isinstance(error, StoreUnreachable):
@@ -174,41 +177,43 @@ def is_environment_error(error: BaseException | None) -> bool:
 
 
 class Store(Protocol):
-    """A folder. Files are named relative to it, `/` between their parts."""
+    """A folder. File names are relative to it, with `/` between their parts."""
 
     location: str
-    """The folder as a person would write it, absolute."""
+    """The absolute location of the folder, as a user would write it."""
 
     def stat(self, file: str) -> ObjectStat:
-        """ABSENT when there is no such file, or it cannot be looked at; Unreachable."""
+        """Return size and stamp; ABSENT if there is no such file or it may not be read. Raises
+        StoreUnreachable."""
 
     def open(self, file: str, in_order: bool = True) -> BinaryIO:
-        """A regular file open for reading, seekable; OSError. Never waits for a pipe's other end.
+        """Open a regular file for reading, seekable; raises OSError. Never waits for a pipe's other end.
 
-        Not `in_order`: the reader seeks, so nothing is read ahead of it.
+        `in_order=False` means that the reader seeks, so nothing is read ahead.
         """
 
     def read(self, file: str, most: int) -> bytes:
-        """A file's content, or its first `most` + 1 bytes where it has more; OSError as `open`.
+        """Return a file's content, or its first `most` + 1 bytes if it has more; raises OSError as `open`
+        does.
 
-        Never takes more memory than there are bytes, whatever a server says of their number.
+        Never allocates more memory than bytes arrive, whatever size a server reports.
         """
 
     def read_end(self, file: str, most: int) -> bytes:
-        """A file's last `most` bytes, or all where it has fewer; OSError as `open`."""
+        """Return a file's last `most` bytes, or all if it has fewer; raises OSError as `open` does."""
 
     def look_ahead(self, files: Sequence[str]) -> None:
-        """Announce calls of `stat` for these files; a remote store asks about all of them at once."""
+        """Announce calls of `stat` for these files, so that a remote store requests all of them at once."""
 
     def entries(self, folder: str = "") -> tuple[list[str], list[str]]:
-        """Names of the folders and of the files directly in a folder, sorted; OSError."""
+        """Return the sorted names of the folders and of the files directly in a folder; raises OSError."""
 
     def files(self) -> Iterator[str]:
-        """Every file below, folder by folder in the order of their names; OSError."""
+        """Yield every file below, folder by folder in the order of their names; raises OSError."""
 
 
 def read_at_most(file: BinaryIO, most: int) -> bytes:
-    """What is left of an open file, or `most` + 1 bytes of it."""
+    """Return the rest of an open file, or at most `most` + 1 bytes of it."""
     content = file.read(min(most, AHEAD) + 1)
     if len(content) <= min(most, AHEAD):
         return content

@@ -72,7 +72,7 @@ def test_a_dumped_config_is_read_back_as_it_stands(tmp_path: Path) -> None:
         ),
         (
             "train.epochs=3",
-            "train: steps (600) and epochs (3) are both given; take one out, such as by --set train.steps=null",
+            "train: steps (600) and epochs (3) are both given; remove one, for example with --set train.steps=null",
         ),
         ("train.model={name: x", "--set train.model={name: x: what follows the = is no valid YAML: did not"),
         ("train.lr=${", "--set train.lr=${: what follows the = is no valid YAML: no viable alternative"),
@@ -107,12 +107,12 @@ def test_a_dumped_config_is_read_back_as_it_stands(tmp_path: Path) -> None:
         ("dataset.splits.train=0.5", "dataset.splits: 'train' cannot be held out"),
         ("train.steps=null", "train: needs either steps or epochs"),
         ("evaluate.every=150", "evaluate.every (150) must be a multiple of train.checkpoint_every (200)"),
-        ("evaluate.tasks=[zero_shot, zero_shot]", "evaluate: tasks: two are named 'zero_shot'"),
+        ("evaluate.tasks=[zero_shot, zero_shot]", "evaluate: tasks: two tasks are named 'zero_shot'"),
         (
             "loader={reader: streaming, on_bad: replace}",
             "loader: on_bad: replace draws other samples by the index, which reader: streaming does not use",
         ),
-        ("loader.bad_budget=0.5", "loader: bad_budget: has an effect with on_bad: replace only"),
+        ("loader.bad_budget=0.5", "loader: bad_budget: has an effect only with on_bad: replace"),
         ("loader={on_bad: replace, bad_budget: 0}", "loader.bad_budget: should be greater than 0, not 0"),
         ("loader.workers=many", "loader.workers: should be a valid integer"),
         ("name=a b", "name: should match pattern"),
@@ -191,7 +191,7 @@ def test_a_table_is_no_config_and_its_rows_are_not_shown(tmp_path: Path) -> None
         with pytest.raises(UsageError) as caught:
             load_config(tmp_path / name)
         assert "secret number 5" not in str(caught.value) and len(str(caught.value)) < 400
-    with pytest.raises(UsageError, match=r"birds\.csv: is a table and no config; `tarmac init .*birds\.csv`"):
+    with pytest.raises(UsageError, match=r"birds\.csv: is a table, not a config; `tarmac init .*birds\.csv`"):
         load_config(tmp_path / "birds.csv")
 
 

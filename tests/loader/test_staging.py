@@ -123,5 +123,5 @@ def test_what_was_passed_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_folder_of_somebody_else_is_refused(make_version: MakeVersion, node: Path) -> None:
     (node / f"tarmac-{os.getuid()}").mkdir(mode=0o700)
     (node / f"tarmac-{os.getuid()}").chmod(0o777)
-    with pytest.raises(UsageError, match=r"loader\.stage: .* is not this user's alone"):
+    with pytest.raises(UsageError, match=r"loader\.stage: .* is not private to this user"):
         feeds(make_version(train=[4]))[0].train()

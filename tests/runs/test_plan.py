@@ -342,8 +342,8 @@ def test_quarantine_of_a_mixed_in_dataset_is_left_out_too(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("shares", "says"),
     [
-        ([{"dataset": "elsewhere"}], "the dataset's output, has to be one of them"),
-        ([{"dataset": "OUTPUT"}, {"dataset": "OUTPUT/."}], "stands there twice"),
+        ([{"dataset": "elsewhere"}], "the dataset's output, must be in the list"),
+        ([{"dataset": "OUTPUT"}, {"dataset": "OUTPUT/."}], "is listed twice"),
         ([{"dataset": "OUTPUT", "weight": 0}], "weight"),
     ],
 )
@@ -363,7 +363,7 @@ def test_what_a_mix_cannot_do_is_refused(tmp_path: Path) -> None:
         changed(config, "loader.reader", "streaming")
     values = config.model_dump(mode="json")
     values["train"] |= {"steps": None, "epochs": 2}
-    with pytest.raises(UsageError, match="have no epoch in common"):
+    with pytest.raises(UsageError, match="mixed datasets have no common epoch"):
         configs.validate(values, "test")
     (other / "manifest.json").unlink()
     with pytest.raises(UsageError, match=r"train\.data: .* holds no version of a dataset"):

@@ -118,9 +118,9 @@ def test_a_rank_knows_nothing_of_what_its_agent_is_one_of(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("engine", "train", "says"),
     [
-        ({"ranks": 3}, {}, "train.batch_size: 4 samples do not go evenly to 3 ranks"),
+        ({"ranks": 3}, {}, "train.batch_size: 4 samples cannot be divided evenly among 3 ranks"),
         ({"gpus": 2, "ranks": 2}, {}, "gpus and ranks"),
-        ({"ranks": 2}, {"micro_batch": 2}, "train.micro_batch: has an effect below a rank's part"),
+        ({"ranks": 2}, {"micro_batch": 2}, "train.micro_batch: has an effect only below a rank's part"),
     ],
 )
 def test_what_does_not_go_evenly_is_refused(

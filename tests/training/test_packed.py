@@ -178,7 +178,7 @@ def test_bench_and_preflight_take_rows_as_the_training_packs_them(
     ("change", "says"),
     [
         ("loader.on_bad=replace", "train.pack: on_bad: replace puts samples of other lengths"),
-        ("loader.reader=streaming", "train.pack: reader: streaming knows no lengths"),
+        ("loader.reader=streaming", "train.pack: reader: streaming does not know sample lengths"),
         (
             "train={recipe: clip, model: {name: tarmac/digits}, pack: {}, batch_size: 4, steps: 1, lr: 1, checkpoint_every: 1}",
             "train.pack: has no effect with recipe clip",

@@ -213,8 +213,8 @@ def test_everything_at_once_resumes_to_the_bit(digits_dataset: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"cooldown": 5}, "cooldown: has an effect with schedule: constant only"),
-        ({"micro_batch": SAMPLES}, r"micro_batch: has an effect below batch_size \(12\) only"),
+        ({"cooldown": 5}, "cooldown: has an effect only with schedule: constant"),
+        ({"micro_batch": SAMPLES}, r"micro_batch: has an effect only below batch_size \(12\)"),
         ({"ema": 1.0}, "less than 1"),
         ({"lr": {"vision": -1.0}}, "greater than or equal to 0"),
     ],

@@ -1,7 +1,7 @@
-"""Maps an idempotent function over groups of work where the config says: on this machine, Slurm or Dask.
+"""Maps an idempotent function over groups of work on the configured engine: this machine, Slurm or Dask.
 
-The function leaves its result on a file system that all workers share and returns a small value that says
-what it did. So work that was lost with its worker is done again, and a result that arrives twice counts once.
+The function writes its result to a file system that all workers share and returns a small summary. So work
+that was lost with its worker is done again, and a result that arrives twice counts once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from tasks.core.engines.local import map_here
 from tasks.core.errors import UsageError
 
-if TYPE_CHECKING:  # whoever maps on this machine alone needs none of the config's models
+if TYPE_CHECKING:  # a map on this machine does not need the config's models
     from tasks.core.schema.engine import Engines
 
 Item = TypeVar("Item")
@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 
 def _no_message(text: str) -> None:
-    """The `say` that shows nothing."""
+    """A `say` that shows nothing."""
 
 
 def map_groups(
@@ -32,17 +32,17 @@ def map_groups(
     folder: Path,
     say: Callable[[str], None] = _no_message,
 ) -> Generator[Result, None, None]:
-    """Yield `function(item)` for every item, in order of completion, as `engine.build` says.
+    """Yield `function(item)` for every item, in order of completion, on the engine of `engine.build`.
 
-    `function`, items and results travel as pickles: the function is a module's, or a `functools.partial` of
-    one. `items` are never held: this machine and Dask take them a few ahead of the workers, Slurm writes them
-    to `folder` first. `folder` is on a file system
-    that every worker sees; the job logs lie there, and the caller removes it. `say` takes lines for whoever
-    watches, such as `waiting in the queue: 4 jobs (Resources)`.
+    `function`, items and results are pickled, so the function is defined in a module, or is a
+    `functools.partial` of such a function. `items` are never all in memory: this machine and Dask take a few
+    ahead of the workers, and Slurm writes them to `folder` first. `folder` must be on a file system that
+    every worker sees; the job logs are written there, and the caller removes it. `say` is called with status
+    lines for the user, such as `waiting in the queue: 4 jobs (Resources)`.
 
     An error of `function` is raised here and ends the map, and so does closing this generator: Slurm's jobs
-    are cancelled, work in hand elsewhere is finished. TarmacError when work has lost its worker three times
-    or the cluster does not answer; UsageError when the engine cannot be used as configured.
+    are cancelled, and running work elsewhere is finished. Raises TarmacError if work has lost its worker
+    three times or the cluster does not answer, and UsageError if the engine cannot be used as configured.
     """
     settings = engines.for_build()
     folder = folder.absolute()

@@ -1,12 +1,13 @@
-"""A map on a Dask cluster that somebody else runs and of which only the address is known.
+"""A map on an existing Dask cluster, of which only the address is known.
 
-Dask moves values as pickles between processes that trust each other, and repeats the work of a lost worker by
+Dask moves values as pickles between processes that trust each other, and repeats the work of a lost worker
 itself (`distributed.scheduler.allowed-failures`, 3). Each worker checks before its first item that it runs
-this very code, with the packages that shape a shard's bytes in the same versions, and that it sees the same
-folder: Dask's own version check knows neither the code nor workers that join later. An item travels as bytes
-that only the task itself unpickles, because a Dask worker that cannot import what it is sent ends, and takes
-other people's work with it; so the scheduler needs no Tarmac either. Results are taken from a queue and not
-from `as_completed`, which blocks without a limit and would hide that the scheduler or all workers are gone.
+exactly this code, with the same versions of the packages that affect a shard's bytes, and that it sees the
+same folder: Dask's own version check knows neither the code nor workers that join later. An item travels as
+bytes that only the task itself unpickles, because a Dask worker that cannot import what it receives ends, and
+other users' work on it is lost; so the scheduler does not need Tarmac either. Results are taken from a queue
+and not from `as_completed`, which blocks without a limit and would hide that the scheduler or all workers are
+gone.
 """
 
 from __future__ import annotations
@@ -34,22 +35,22 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 CONNECT_S = 10
 LOST_S = 60.0
-"""How long a scheduler may be unreachable before the map is given up."""
+"""How long a scheduler may be unreachable before the map fails."""
 LOOK_S = 2.0
 AHEAD = 2
 """Items in flight per thread of the cluster."""
 FEWEST = 8
-"""Items in flight even without workers, so that a cluster that grows with its queue sees some."""
+"""Items in flight even without workers, so that a cluster that scales with its queue starts some."""
 STORED_BY = ("blosc2", "numpy", "pillow", "pyarrow")
 """Packages whose versions can change the bytes of a shard."""
 
 CODE = code_digest()
-"""Taken at import: a worker that has run for weeks has old code in memory."""
+"""Computed at import, because a worker that has run for weeks has old code in memory."""
 
 
 @dataclass(frozen=True)
 class _Expected:
-    """What a worker needs: sight of the file `proof`, and these versions of code and packages."""
+    """What a worker must have: access to the file `proof`, and these versions of code and packages."""
 
     proof: Path
     versions: tuple[tuple[str, str], ...]
@@ -125,7 +126,8 @@ class _InFlight:
                 future.cancel()
 
     def _look(self) -> None:
-        """Every LOOK_S seconds, fit the window to the cluster; TarmacError once its scheduler is lost."""
+        """Every LOOK_S seconds, adapt the window to the cluster; raises TarmacError if its scheduler is
+        lost."""
         now = time.monotonic()
         if now - self._looked < LOOK_S:
             return
@@ -144,7 +146,7 @@ class _InFlight:
             self._say(f"waiting for workers of the Dask cluster at {self._address}")
 
     def _threads(self) -> int | None:
-        """The threads of all workers; None while the client is not connected."""
+        """Return the number of threads of all workers; None while the client is not connected."""
         if self._client.status != "running" or self._client.scheduler is None:
             return None
         ask = self._client.scheduler.ncores
@@ -153,7 +155,8 @@ class _InFlight:
 
     def _gone(self) -> TarmacError:
         return TarmacError(
-            f"the Dask scheduler at {self._address} is gone; start again once it is back, what is done stays"
+            f"the Dask scheduler at {self._address} is gone; start again once it is back; "
+            "finished work is kept"
         )
 
     def _result(self, future: Future[Any]) -> Any:
@@ -171,13 +174,13 @@ class _InFlight:
         except ModuleNotFoundError as error:
             raise UsageError(
                 f"engine.build: a worker of the Dask cluster at {self._address} has no module {error.name}; "
-                "install Tarmac for the workers as here"
+                "install Tarmac for the workers as on this machine"
             ) from None
 
 
 @dataclass(frozen=True)
 class _PackedItem:
-    """Function and item; unpickling it in a worker does the work."""
+    """A function and its item; unpickling this in a worker runs the function."""
 
     function: Callable[[Any], Any]
     expected: _Expected
@@ -188,14 +191,14 @@ class _PackedItem:
 
 
 def _do(function: Callable[[Item], Result], expected: _Expected, item: Item) -> Result:
-    """One item, in a worker."""
+    """Process one item in a worker."""
     _check(expected)
     return function(item)
 
 
 @functools.lru_cache(maxsize=8)
 def _check(expected: _Expected) -> None:
-    """UsageError where this worker does not meet what is expected; checked once per worker and map."""
+    """Raise UsageError if this worker does not fit `expected`; checked once per worker and map."""
     for name, wanted in expected.versions:
         found = _versions().get(name, "none")
         if found != wanted:
@@ -206,7 +209,7 @@ def _check(expected: _Expected) -> None:
     if not expected.proof.exists():
         raise UsageError(
             f"engine.build: the Dask workers do not see {expected.proof.parent} (looked for on "
-            f"{platform.node()}); dataset.output has to lie on a file system that they share"
+            f"{platform.node()}); dataset.output must be on a file system that they share"
         )
 
 

@@ -1,9 +1,9 @@
 """Maps on this machine: a process pool, and threads for work that releases the interpreter's lock.
 
-The pool starts its processes by forkserver, never by a fork of the threaded caller, and without the caller's
-main module: a script that builds outside `if __name__ == "__main__"` would build again in each of them. A
-killed worker does not fail the map: its item, which is idempotent, is done again by a new pool, up to TRIES
-times.
+The pool starts its processes by forkserver, never by a fork of the threaded caller, and does not import the
+caller's main module: a script that builds outside `if __name__ == "__main__"` would build again in each of
+them. A killed worker does not fail the map: its item, which is idempotent, is done again by a new pool, up to
+TRIES times.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 TRIES = 3
 _BLAS = "OPENBLAS_NUM_THREADS"
 LEAVES_S = 1.0
-"""How long a closed map waits for its threads: on a local disk they end soon, on a dead store never."""
+"""How long a closed map waits for its threads: with a local disk they end soon, with a dead store never."""
 
 
 class _WorkerProcess(ForkServerProcess):
@@ -66,9 +66,8 @@ def map_here(
     """Yield `function(item)` for every item, in order of completion.
 
     `function` and items are picklable; at most twice as many items as workers are taken from `items` ahead of
-    the results. An error of `function` is raised here, after the work in hand has ended. The workers end when
-    this process does, even by SIGKILL.
-    TarmacError when an item has lost its worker TRIES times.
+    the results. An error of `function` is raised here, after running work has ended. The workers end when
+    this process does, even by SIGKILL. Raises TarmacError if an item has lost its worker TRIES times.
     """
     context = _Context()
     context.set_forkserver_preload([module_of(function)])
@@ -93,8 +92,8 @@ def map_in_threads(
     """Yield `function(item)` for every item, in their order.
 
     At most twice as many items as threads are taken from `items` ahead of the results. An error of `function`
-    is raised here. Closing this generator, or Ctrl-C, waits at most LEAVES_S: work in hand then goes on until
-    it or the process ends, so `function` should change nothing.
+    is raised here. Closing this generator, or Ctrl-C, waits at most LEAVES_S: running work then continues
+    until it or the process ends, so `function` should have no side effects.
     """
     asked: SimpleQueue[tuple[Future[Result], Item] | None] = SimpleQueue()
     workers = [threading.Thread(target=_serve, args=(function, asked), daemon=True) for _ in range(threads)]
@@ -127,15 +126,15 @@ def _serve(
         if future.set_running_or_notify_cancel():
             try:
                 future.set_result(function(item))
-            except BaseException as error:  # noqa: BLE001 - for whoever waits
+            except BaseException as error:  # noqa: BLE001 - the waiting caller raises it
                 future.set_exception(error)
 
 
 def warm_up(module: str) -> None:
-    """Start the server process that workers are forked from; it imports `module` while the caller goes on.
+    """Start the server process that workers are forked from; it imports `module` in the background.
 
-    OpenBLAS gets one thread per worker unless the environment says otherwise: the workers share the cores
-    already, and its threads spin before they sleep.
+    OpenBLAS gets one thread per worker unless the environment sets another number: the workers already share
+    the cores, and its threads spin before they sleep.
     """
     _Context().set_forkserver_preload([module])
     is_set = _BLAS in os.environ
@@ -148,7 +147,7 @@ def warm_up(module: str) -> None:
 
 
 def module_of(function: Callable[..., object]) -> str:
-    """The module to preload where a function, or a `functools.partial` of one, will be called."""
+    """Return the module to preload for calls of a function, or of a `functools.partial` of one."""
     while isinstance(function, functools.partial):
         function = function.func
     return function.__module__
@@ -162,7 +161,7 @@ def _drain(
     running: dict[Future[Result], _WorkItem[Item]],
     ahead: int,
 ) -> Iterator[Result]:
-    """Keep `ahead` items in the pool: enough to keep it busy, few enough to lose little by a failure."""
+    """Keep `ahead` items in the pool: enough to keep it busy, and few enough to lose little in a failure."""
     while True:
         while len(running) < ahead:
             work = again.popleft() if again else next(fresh, None)
@@ -184,7 +183,7 @@ def _drain(
 
 
 def _is_broken(future: Future[Result]) -> bool:
-    """The sort key that puts lost workers last, so that finished results are yielded first."""
+    """Sort key that puts lost workers last, so that finished results are yielded first."""
     return isinstance(future.exception(), BrokenProcessPool)
 
 
@@ -194,6 +193,6 @@ def _lost(in_hand: Iterable[_WorkItem[Item]]) -> Iterator[_WorkItem[Item]]:
         if work.losses >= TRIES:
             raise TarmacError(
                 f"a worker process was killed {TRIES} times over the same work; is memory short? "
-                "Give engine.build.workers a smaller number"
+                "Set engine.build.workers to a smaller number"
             )
         yield work

@@ -1,10 +1,10 @@
 """A map as an array of Slurm jobs, watched by the process that started it.
 
-What is done is known from the rows that the jobs append to their files, and what lives from squeue;
-submitit's own states mean nothing without Slurm's accounting. The starter only submits, reads and writes a
-heartbeat: the work, and the memory it takes, is the jobs'. When the starter ends, or the process that it ends
-with, it cancels the jobs; when it is killed they notice. `MapShare` and `MapTally` decide what becomes of a
-share from values alone, without any I/O.
+Finished items are known from the rows that the jobs append to their files, and live jobs from squeue, because
+submitit's own states are not reliable without Slurm's accounting. The starter only submits, reads rows and
+writes a heartbeat; the jobs do the work and use the memory. When the starter ends, or the process that it is
+tied to, it cancels the jobs; if it is killed, the jobs detect the missing heartbeat. `MapShare` and
+`MapTally` decide from values alone, without I/O, how to continue with a share.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 JOBS = 4
 BEAT_S = 5.0
 SILENCE_S = 60.0
-"""A job ends itself after this long without a sign of its starter."""
+"""A job ends itself after this long without a heartbeat of its starter."""
 POLL_S = 0.5
 QUEUE_POLL_S = 10.0
 UNKNOWN_S = 600.0
@@ -95,7 +95,7 @@ def _heartbeat(path: Path) -> Iterator[None]:
 
 
 def _waiting(reasons: list[str]) -> str:
-    """How many jobs wait, and the reason of most of them in Slurm's words."""
+    """Return a line with the number of waiting jobs and Slurm's most frequent reason."""
     [(reason, _)] = Counter(reasons).most_common(1)
     why = f" ({reason})" if reason != "None" else ""
     return f"waiting in the queue: {counted(len(reasons), 'job')}{why}"
@@ -111,7 +111,7 @@ class MapShare:
     attempt: int = 0
     job: str = ""
     begun: set[int] = field(default_factory=set)
-    """Items that this attempt has begun and not finished."""
+    """Items that this attempt has begun but not finished."""
     ended: str | None = None
     results: int = 0
     """Results of this attempt."""
@@ -134,9 +134,9 @@ class MapShare:
             self.ended = row["end"]
 
     def state(self, queued: str | None, now: float) -> State:
-        """`queued` is the job's state in the queue, None when the queue does not have the job.
+        """Return the state of the share; `queued` is its job's state in the queue, None if it is not there.
 
-        A job that stopped for its time limit is spent; one that vanished with work left is lost.
+        A job that stopped at its time limit is spent; a job that vanished with work left is lost.
         """
         if self.ended == "time":
             return "spent"
@@ -149,7 +149,7 @@ class MapShare:
 
 
 class MapTally:
-    """Which items are done, and how often an item or a share was lost."""
+    """Records which items are done, and how often each was lost."""
 
     def __init__(self, count: int) -> None:
         self.left = count
@@ -157,7 +157,7 @@ class MapTally:
         self._losses: dict[int, int] = {}
 
     def add_result(self, item: int) -> bool:
-        """Count a result; False where the item was done twice and its result is counted already."""
+        """Count a result; return False if the item was done twice and is counted already."""
         if self._done[item]:
             return False
         self._done[item] = True
@@ -166,8 +166,8 @@ class MapTally:
         return True
 
     def add_end(self, share: MapShare) -> bool:
-        """Count the early end of a share's attempt; True when it is to be given up, after TRIES attempts over
-        the same item, or one after the other without any result."""
+        """Count the early end of a share's attempt. Return True if the share should fail: after TRIES lost
+        attempts at the same item, or TRIES attempts in a row without any result."""
         share.fruitless = 0 if share.results else share.fruitless + 1
         in_hand = [item for item in share.begun if not self._done[item]]
         for item in in_hand:
@@ -176,7 +176,7 @@ class MapTally:
 
 
 class _MapWatch:
-    """The starter's side of a map while it runs."""
+    """The starter's side of a running map."""
 
     def __init__(self, plan: MapPlan, queue: Queue, engine: BuildEngine, say: Callable[[str], None]) -> None:
         self._plan = plan
@@ -189,7 +189,7 @@ class _MapWatch:
         self._answered = self._progressed = self._looked = time.monotonic()
 
     def results(self) -> Iterator[Any]:
-        """The results; submits all shares, and again what is lost."""
+        """Submit all shares, resubmit lost work, and yield the results."""
         self._submit(self._shares)
         while self._tally.left:
             has_news = False
@@ -213,7 +213,7 @@ class _MapWatch:
         self._answered = self._looked = time.monotonic()
 
     def _news(self, share: MapShare) -> Iterator[Any]:
-        """New results of a share, also of earlier attempts, whose rows may appear late."""
+        """Yield new results of a share, including those of earlier attempts, whose rows may appear late."""
         for attempt in range(share.attempt + 1):
             path = self._plan.rows_of(share.number, attempt)
             rows, self._offsets[path] = read_lines(path, self._offsets.get(path, 0))
@@ -234,14 +234,14 @@ class _MapWatch:
         return TarmacError(f"a Slurm job failed: {row['text']}; its log is {log}")
 
     def _look(self) -> None:
-        """Compare the open shares with the queue."""
+        """Compare the unfinished shares with the queue."""
         now = time.monotonic()
         seen = self._queue.look()
         if seen is None:
             if now - max(self._answered, self._progressed) > UNKNOWN_S:
                 raise TarmacError(
                     f"Slurm has not answered squeue for {UNKNOWN_S / 60:.0f} minutes and no result came; "
-                    "start again when it does, what is done is kept"
+                    "start again when it does; finished work is kept"
                 )
             return
         self._answered = now
@@ -258,26 +258,29 @@ class _MapWatch:
             self._say(_waiting(waiting))
 
     def _again(self, share: MapShare, is_lost: bool) -> None:
-        """Submit what an ended job has left over; TarmacError when that has been tried often enough."""
+        """Resubmit the unfinished items of an ended job; raises TarmacError after TRIES attempts."""
         how = (ending(share.job) if is_lost else "") or ("TIMEOUT" if share.ended == "time" else "vanished")
         if self._tally.add_end(share):
             raise TarmacError(self._hopeless(share, how))
         logger.warning(
-            "Slurm job %s ended early (%s); its %d items go to another", share.job, how, share.left
+            "Slurm job %s ended early (%s); its %d remaining items go to another job",
+            share.job,
+            how,
+            share.left,
         )
         share.attempt += 1
         self._submit([share])
 
     def _hopeless(self, share: MapShare, how: str) -> str:
         remedy = {
-            "TIMEOUT": "; give engine.build.time a longer time",
-            "OUT_OF_MEMORY": "; give engine.build.memory more, or fewer workers",
+            "TIMEOUT": "; increase engine.build.time",
+            "OUT_OF_MEMORY": "; increase engine.build.memory, or use fewer workers",
         }.get(how, "")
         log = self._plan.log_of(share.job)
         if not log.exists():
             return (
                 f"{TRIES} Slurm jobs ended ({how}{remedy}) and left no log {log}; "
-                "do the nodes see this folder? It has to lie on a file system that they share"
+                "do the nodes see this folder? It must be on a file system that they share"
             )
         with log.open(encoding="utf-8", errors="replace") as lines:
             tail = list(lines)[-LOG_LINES:]

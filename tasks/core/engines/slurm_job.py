@@ -1,9 +1,9 @@
-"""A map written down for Slurm jobs, and what such a job does with its share of it.
+"""The plan of a map for Slurm jobs, and the code that a job runs for its share.
 
-submitit pickles the plan for each job; the items lie in a file beside it, a line each, so that no process
-holds them all. A job does its share in a process pool and appends each result as a line to a file of its own.
-It ends when the share is done, when its time limit is near (work in hand is finished first), and when its
-starter has been silent for too long. Whatever else ends it costs the items in hand, no more.
+submitit pickles the plan for each job; the items are in a file beside it, one per line, so that no process
+holds them all. A job processes its share in a process pool and appends each result as a line to its own file.
+It ends when the share is done, when its time limit is near (running work is finished first), and when its
+starter's heartbeat is too old. If anything else ends it, only the running items are lost.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from tasks.core.errors import TarmacError, kind_of
 from tasks.core.files import append_line
 
 _RESULT = re.compile(rb'\{"item": (\d+), "result": "[^"]*"\}\n')
-"""A whole line with a result, as `json.dumps` writes it; a torn line does not match."""
+"""Matches a complete line with a result, as `json.dumps` writes it; a torn line does not match."""
 
 logger = logging.getLogger(__name__)
 
 
 def packed(value: Any) -> str:
-    """A value as text on one line."""
+    """Return a value as text on one line."""
     return base64.b64encode(pickle.dumps(value)).decode()
 
 
@@ -47,10 +47,11 @@ def unpacked(text: str | bytes) -> Any:
 
 @dataclass(frozen=True)
 class MapPlan:
-    """A map and its folder, where the items and the rows of each job lie.
+    """A map and its folder, which holds the items and the rows of each job.
 
     Share `s` of `shares` has the items s, s + shares, s + 2 * shares and so on, so that a list sorted by size
-    gives each job about the same work. A job works on for `silence_s` seconds without a sign of its starter.
+    gives each job about the same work. A job continues for `silence_s` seconds without a heartbeat of its
+    starter.
     """
 
     folder: Path
@@ -70,7 +71,7 @@ class MapPlan:
         workers: int,
         silence_s: float,
     ) -> MapPlan:
-        """Write the items to the folder, one at a time."""
+        """Write the items to the folder, one at a time, and return the plan."""
         folder.mkdir(parents=True)
         count = 0
         with (folder / "items").open("w") as file:
@@ -80,7 +81,7 @@ class MapPlan:
         return cls(folder, function, count, min(jobs, count), workers, silence_s)
 
     def items_of(self, share: int) -> Iterator[tuple[int, Any]]:
-        """The share's items, each with its number."""
+        """Yield the share's items, each with its number."""
         with (self.folder / "items").open() as lines:
             for number, line in islice(enumerate(lines), share, None, self.shares):
                 yield number, unpacked(line)
@@ -89,12 +90,12 @@ class MapPlan:
         return len(range(share, self.count, self.shares))
 
     def rows_of(self, share: int, attempt: int) -> Path:
-        """The file to which one attempt at one share appends the items that it begins and finishes."""
+        """Return the file to which one attempt at a share appends the items that it begins and finishes."""
         return self.folder / "rows" / f"{share}.{attempt}.jsonl"
 
     @property
     def heartbeat(self) -> Path:
-        """A file that the starter rewrites every few seconds, and removes at the end."""
+        """The file that the starter rewrites every few seconds, and removes at the end."""
         return self.folder / "heartbeat"
 
     @property
@@ -102,7 +103,7 @@ class MapPlan:
         return self.folder / "logs"
 
     def log_of(self, job: str) -> Path:
-        """The file that submitit sends a job's output to."""
+        """Return the file to which submitit writes a job's output."""
         return self.logs / f"{job}_0_log.out"
 
 
@@ -138,7 +139,7 @@ def enter(plan: MapPlan, share: int, attempt: int) -> None:
 
 
 def _do(function: Callable[[Any], Any], numbered: tuple[int, Any]) -> dict[str, Any]:
-    """The row of one item, which a worker process does."""
+    """Process one item in a worker process and return its row."""
     number, item = numbered
     try:
         return {"item": number, "result": packed(function(item))}
@@ -150,7 +151,7 @@ def _do(function: Callable[[Any], Any], numbered: tuple[int, Any]) -> dict[str, 
 
 
 def _done(plan: MapPlan, share: int) -> bytearray:
-    """One byte per item of the share: whether any attempt at it left a result."""
+    """Return one byte per item of the share: whether any attempt left a result."""
     done = bytearray(plan.size_of(share))
     for path in plan.folder.glob(f"rows/{share}.*.jsonl"):
         with path.open("rb") as lines:
@@ -163,8 +164,9 @@ def _heed_signals(preload: str) -> threading.Event:
     """Take over the signals from submitit, which would requeue or ignore them; the event is set when the time
     limit is near.
 
-    Slurm sends SIGUSR2 to every process of the job: those started while it is ignored (the pool's) go on
-    ignoring it. SIGTERM is scancel or preemption; there is nothing to save, so it ends the job at once.
+    Slurm sends SIGUSR2 to every process of the job; processes that start while it is ignored (the pool's)
+    keep ignoring it. SIGTERM means scancel or preemption; there is nothing to save, so it ends the job at
+    once.
     """
     time_is_up = threading.Event()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -176,7 +178,7 @@ def _heed_signals(preload: str) -> threading.Event:
 
 
 def _end_with_starter(plan: MapPlan, alive: Path) -> None:
-    """End this process, and its pool with it, when the starter's heartbeat is missing or too old."""
+    """End this process and its pool when the starter's heartbeat is missing or too old."""
 
     def watch() -> None:
         pause = threading.Event()
@@ -189,10 +191,10 @@ def _end_with_starter(plan: MapPlan, alive: Path) -> None:
 
 
 def silence_s(heartbeat: Path, alive: Path) -> float:
-    """Seconds since the starter last wrote `heartbeat`; infinite when the file or its file system is gone.
+    """Return the seconds since the starter last wrote `heartbeat`; infinite if the file is unreachable.
 
     The machines' clocks may differ, so both times are the file system's, which stamps `alive` now. Opening
-    the files makes NFS fetch their attributes anew.
+    the files makes NFS fetch their attributes again.
     """
     try:
         alive.write_text(".")

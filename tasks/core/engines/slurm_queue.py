@@ -1,8 +1,8 @@
-"""Slurm's commands: submit through submitit, list what is queued, cancel, queue again.
+"""Slurm's commands: submit through submitit, list queued jobs, cancel and requeue.
 
 submitit writes the script and calls sbatch; it does not know a job's state without Slurm's accounting, so
-squeue is asked instead. Jobs are found by their name, which is unique to a map or to a single job: an id can
-be lost between sbatch and its reader, and is given again when the controller loses its state.
+squeue is used instead. Jobs are found by their name, which is unique to a map or to a single job: an id can
+be lost between sbatch and its reader, and is reused when the controller loses its state.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,17 +32,18 @@ if TYPE_CHECKING:
 ANSWER_S = 30
 """A command that takes longer counts as unanswered."""
 LAST_WORD_S = 3
-"""So much time has a process that ends with its starter."""
+"""The time limit of a command in a process that is being ended with its starter."""
 CANCEL_S = 60
 SETTLE_S = 15
 FATE_S = 10
-"""How long a job that is being ended asks why: Slurm kills it KillWait after SIGTERM, 30 s by default."""
+"""Time limit for asking why this job is being ended: Slurm kills it KillWait after SIGTERM, 30 s by
+default."""
 SIGNAL_DELAY_S = 90
 """A job is warned this long before its time limit, or at half time if that is later."""
 LOOK_S = 5.0
-"""How long an answer of squeue about single jobs is believed."""
+"""How long an answer of squeue about single jobs is reused."""
 SEEN_S = 10.0
-"""What a job has written last may take this long to appear after it has left the queue."""
+"""The last output of a job may take this long to appear after the job has left the queue."""
 UNKNOWN_S = 600.0
 """How long squeue may go unanswered before a job counts as gone."""
 
@@ -51,22 +52,22 @@ NEVER = re.compile(
     r"held|HoldMaxRequeue|BadConstraints|NeverSatisfied|Invalid(Account|QOS)|NotAllowed|Partition\w+Limit",
     re.IGNORECASE,
 )
-"""Why a job waits that nothing but a person can start, as squeue names it."""
+"""Reasons of squeue for a job that waits until a person intervenes."""
 UNWARNED = """sh -c 'trap "" USR2; exec "$@"' sh"""
-"""Starts a program that ignores the warning until it takes it over: Slurm may send it a minute early, which
-would end a job of a short time limit while Python still imports."""
+"""Starts a program that ignores the warning signal until the program handles it: Slurm may send it a minute
+early, which would end a job with a short time limit while Python still imports."""
 
 
 @dataclass(frozen=True)
 class Queue:
-    """The jobs of one name: those of one map, or a single one."""
+    """The jobs with one name: all jobs of a map, or a single job."""
 
     name: str
 
     def submit(self, plan: MapPlan, engine: BuildEngine, attempts: Sequence[tuple[int, int]]) -> list[str]:
-        """Submit an array with a job for each (share, attempt); their ids, as squeue shows them.
+        """Submit an array with a job for each (share, attempt) and return their ids, as squeue shows them.
 
-        TarmacError with sbatch's own words when it refuses.
+        Raises TarmacError with sbatch's message if sbatch rejects it.
         """
         from tasks.core.engines.slurm_job import enter
 
@@ -90,12 +91,12 @@ class Queue:
         key: str,
         path: str | None = None,
     ) -> SlurmJob:
-        """Submit a job that calls `function`, a `functools.partial` of a module's, with `path` before its
-        PYTHONPATH; its files lie in `folder`. Slurm may queue it again after the loss of its node.
+        """Submit a job that calls `function`, a `functools.partial` of a module's function, with `path` first
+        in its PYTHONPATH; its files are in `folder`. Slurm may requeue it after its node is lost.
 
         The job is one process without srun, which would keep it from submitting jobs itself: Python takes the
-        place of the script's shell, and the warning before the time limit reaches it alone. TarmacError with
-        `key` and sbatch's own words when Slurm refuses.
+        place of the script's shell, and the warning before the time limit reaches only it. Raises TarmacError
+        with `key` and sbatch's message if Slurm rejects the job.
         """
         settings = parameters(engine, self.name)
         paths = [f"export PYTHONPATH={shlex.quote(path)}${{PYTHONPATH:+:$PYTHONPATH}}"] if path else []
@@ -114,8 +115,8 @@ class Queue:
         return SlurmJob(str(job.job_id), self.name, os.getuid())
 
     def look(self) -> Mapping[str, tuple[str, str]] | None:
-        """State (such as PENDING) and reason to wait of the map's queued and running jobs, by their ids; None
-        when Slurm does not answer."""
+        """Return the state (such as PENDING) and the reason for waiting of all queued and running jobs, by
+        id; None if Slurm does not answer."""
         answer = _ask(["squeue", "-h", "-r", *self._mine, "-o", "%i|%T|%r"])
         if answer is None:
             return None
@@ -123,8 +124,8 @@ class Queue:
         return {job: (state, reason) for job, state, reason in rows}
 
     def cancel(self, after_s: float) -> None:
-        """Give jobs that have done their work `after_s` seconds to end, then cancel what is left and wait
-        until it is gone; jobs that Slurm cannot reach end by themselves."""
+        """Give finished jobs `after_s` seconds to end, then cancel the remaining ones and wait until they are
+        gone; jobs that Slurm cannot reach end by themselves."""
         start = time.monotonic()
         while self.look() != {} and (waited_s := time.monotonic() - start) < after_s + CANCEL_S:
             if waited_s >= after_s:
@@ -132,7 +133,7 @@ class Queue:
             time.sleep(0.5)
 
     def give_up(self) -> None:
-        """Cancel all jobs without looking what becomes of it: the process ends."""
+        """Cancel all jobs without waiting for the effect, because this process is ending."""
         _ask(["scancel", *self._mine], LAST_WORD_S)
 
     @property
@@ -142,9 +143,9 @@ class Queue:
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """One job, unmistakably: its id is given again when the controller loses its state, its name never.
+    """One job, identified by id and name: ids are reused when the controller loses its state, names never.
 
-    Whoever asks is answered from one squeue for all jobs of a `user`, which is asked every LOOK_S at most.
+    All queries are answered from one squeue call for all jobs of a `user`, at most one every LOOK_S.
     """
 
     id: str
@@ -155,17 +156,17 @@ class SlurmJob:
         return f"Slurm job {self.id}"
 
     def is_alive(self) -> bool:
-        """Whether Slurm has it: it waits, runs, is being ended, or on its way back into the queue. A job of
-        which Slurm says nothing for UNKNOWN_S counts as gone."""
+        """Whether Slurm has the job: it waits, runs, is being ended, or is being requeued. A job counts as
+        gone if Slurm has not answered for UNKNOWN_S."""
         return _watch.look(self) is not None
 
     def was_just_alive(self) -> bool:
-        """Whether this process has seen it alive within SEEN_S."""
+        """Whether the job was alive at a look within the last SEEN_S."""
         return _watch.was_seen(self)
 
     @property
     def waiting(self) -> str:
-        """That it waits in the queue, and why in Slurm's words; empty when it does not."""
+        """A line that the job waits in the queue, with Slurm's reason; empty if it does not wait."""
         state, reason = _watch.look(self) or ("", "")
         if state == "UNKNOWN":
             return f"{self}: squeue does not answer"
@@ -174,12 +175,13 @@ class SlurmJob:
 
     @property
     def never_starts(self) -> str:
-        """Slurm's words for a wait that does not end by itself; empty where there is none."""
+        """Slurm's reason if the job waits and cannot start without a person; otherwise empty."""
         state, reason = _watch.look(self) or ("", "")
         return f"{self} ({reason})" if state == "PENDING" and NEVER.search(reason) else ""
 
     def cancel(self, *, if_pending: bool = False) -> None:
-        """Take it out of the queue, or end it and wait until it is gone; `if_pending`: unless it runs."""
+        """Cancel the job and wait until it is gone; with `if_pending`, cancel it only if it does not run
+        yet."""
         queue = Queue(self.name)
         if if_pending:
             _ask(["scancel", "--state=PENDING", *queue._mine])
@@ -188,16 +190,16 @@ class SlurmJob:
         _watch.forget(self)
 
     def give_up(self) -> None:
-        """Cancel it without looking what becomes of it."""
+        """Cancel the job without waiting for the effect."""
         _ask(["scancel", *Queue(self.name)._mine])
 
     def begin_now(self) -> None:
-        """Have it wait no longer for the time that it was submitted for."""
+        """Drop the start time with which the job was submitted, so that it may start now."""
         _ask(["scontrol", "update", f"JobId={self.id}", "StartTime=now"])
 
     def requeue(self) -> str:
-        """Have Slurm queue it again, which ends it where it runs; Slurm's words where it refuses, else
-        empty."""
+        """Requeue the job, which ends it if it runs. Return Slurm's message if Slurm rejects this, else an
+        empty text."""
         command = ["scontrol", "requeue", self.id]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=CANCEL_S)
@@ -208,16 +210,17 @@ class SlurmJob:
 
 @dataclass(frozen=True)
 class _QueueListing:
-    """What squeue said of a user's jobs, by id: name, state, reason. `asked` at last, `heard` at last."""
+    """The last answer of squeue about a user's jobs: name, state and reason by id. `asked` is the time of the
+    last query, `answered` of the last answer."""
 
     asked: float
-    heard: float
+    answered: float
     jobs: Mapping[str, tuple[str, str, str]]
 
 
 class _QueueWatch:
-    """The answers of squeue, and since when this process asks for which job: one that is not in an answer
-    from before may have been submitted since."""
+    """Keeps the answers of squeue, and the time of the first query for each job: a job that is missing from
+    an earlier answer may have been submitted after it."""
 
     def __init__(self) -> None:
         self._answers: dict[int, _QueueListing] = {}
@@ -225,15 +228,15 @@ class _QueueWatch:
         self._seen: dict[SlurmJob, float] = {}
 
     def look(self, job: SlurmJob) -> tuple[str, str] | None:
-        """State and reason; UNKNOWN where squeue does not answer, None for a job that is gone."""
+        """Return state and reason; UNKNOWN if squeue does not answer, None for a job that is gone."""
         now = time.monotonic()
         first = self._first.setdefault(job, now)
         answer = self._answers.get(job.user)
         if answer is None or answer.asked < first or now - answer.asked >= LOOK_S:
             answer = self._answers[job.user] = self._asked(job.user, answer)
-        if now - max(answer.heard, first) > UNKNOWN_S:
+        if now - max(answer.answered, first) > UNKNOWN_S:
             return None
-        if answer.heard < first:
+        if answer.answered < first:
             return "UNKNOWN", ""
         name, state, reason = answer.jobs.get(job.id, ("", "", ""))
         if name != job.name:
@@ -253,9 +256,9 @@ class _QueueWatch:
         now = time.monotonic()
         text = _ask(["squeue", "-h", "-r", "-u", str(user), "-o", "%i|%j|%T|%r"])
         if text is None:
-            return _QueueListing(
-                now, -math.inf if before is None else before.heard, before.jobs if before else {}
-            )
+            if before is None:
+                return _QueueListing(now, -math.inf, {})
+            return replace(before, asked=now)
         rows = (line.split("|", 3) for line in text.splitlines() if line.count("|") >= 3)
         return _QueueListing(now, now, {job: (name, state, reason) for job, name, state, reason in rows})
 
@@ -264,43 +267,43 @@ _watch = _QueueWatch()
 
 
 def own_job() -> SlurmJob | None:
-    """The Slurm job that submitit has started as this process; None where it is none."""
+    """Return the Slurm job that submitit has started as this process; None outside such a job."""
     if os.environ.get("SUBMITIT_EXECUTOR") != "slurm" or "SLURM_JOB_ID" not in os.environ:
         return None
     return SlurmJob(os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_JOB_NAME", ""), os.getuid())
 
 
 Fate = Literal["runs", "preempted", "requeued", "ends", "unknown"]
-"""What Slurm means to do with a job: `preempted` still runs, for a grace time; `requeued` comes again by
-itself; `ends` does not, as after scancel; `unknown` where Slurm does not answer."""
+"""What Slurm will do with a job: `preempted` still runs for a grace time; `requeued` starts again
+automatically; `ends` does not, as after scancel; `unknown` means that Slurm does not answer."""
 
 
 def fate_of_own_job() -> Fate:
-    """What Slurm means by a signal to the job that this process is.
+    """Return what Slurm will do with this process's job after it has sent it a signal.
 
-    A job that is cancelled and one that is queued again are both COMPLETING, but only a job that comes again
-    has its restarts counted up by then; SLURM_RESTART_COUNT is the count at the start of this process.
+    A job that is cancelled and a job that is requeued are both COMPLETING, but only the requeued job has its
+    count of restarts increased by then; SLURM_RESTART_COUNT is the count at the start of this process.
     """
     answer = _ask(["scontrol", "show", "job", "-o", os.environ["SLURM_JOB_ID"]], FATE_S)
-    told = dict(re.findall(r"\b(JobState|Restarts|PreemptTime)=(\S+)", answer or ""))
-    if "JobState" not in told:
+    fields = dict(re.findall(r"\b(JobState|Restarts|PreemptTime)=(\S+)", answer or ""))
+    if "JobState" not in fields:
         return "unknown"
-    if int(told.get("Restarts", 0)) > int(os.environ.get("SLURM_RESTART_COUNT", 0)):
+    if int(fields.get("Restarts", 0)) > int(os.environ.get("SLURM_RESTART_COUNT", 0)):
         return "requeued"
-    if told["JobState"] != "RUNNING":
+    if fields["JobState"] != "RUNNING":
         return "ends"
-    return "runs" if told.get("PreemptTime", "None") == "None" else "preempted"
+    return "runs" if fields.get("PreemptTime", "None") == "None" else "preempted"
 
 
 @contextlib.contextmanager
 def _executor(folder: Path, settings: Mapping[str, Any], python: str, key: str) -> Iterator[Any]:
-    """submitit's executor with these settings. TarmacError with sbatch's own words when it refuses."""
+    """Yield submitit's executor with these settings; raises TarmacError with sbatch's message."""
     import submitit
 
     executor = submitit.SlurmExecutor(folder, max_num_timeout=0, python=python)
     executor.update_parameters(**settings)
-    said = io.StringIO()  # submitit prints what sbatch says as well as raising it
-    with _outside_any_job(), contextlib.redirect_stderr(said):
+    printed = io.StringIO()  # submitit prints sbatch's message as well as raising it
+    with _outside_any_job(), contextlib.redirect_stderr(printed):
         try:
             yield executor
         except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
@@ -309,7 +312,7 @@ def _executor(folder: Path, settings: Mapping[str, Any], python: str, key: str) 
 
 
 def require_slurm(key: str = "engine.build") -> None:
-    """UsageError where jobs cannot be submitted, as `key` asks for."""
+    """Raise a UsageError that names `key` if jobs cannot be submitted from this machine."""
     if find_spec("submitit") is None:
         raise UsageError(f"{key}.kind: slurm needs the package submitit; pip install 'tarmac[slurm]'")
     lacks = [name for name in ("sbatch", "squeue", "scancel", "srun") if shutil.which(name) is None]
@@ -319,9 +322,9 @@ def require_slurm(key: str = "engine.build") -> None:
 
 
 def parameters(engine: SlurmDefaults, name: str) -> dict[str, Any]:
-    """The settings as submitit's parameters.
+    """Return the settings as submitit's parameters.
 
-    Where srun is used it gets the number of cores as well: since Slurm 22.05 it does not take it from the
+    Where srun is used, it also gets the number of cores: since Slurm 22.05 it does not inherit it from the
     job. A time of None keeps submitit from its own default of five minutes, a wckey of None from its default
     `submitit`.
     """
@@ -344,15 +347,16 @@ def parameters(engine: SlurmDefaults, name: str) -> dict[str, Any]:
 
 
 def ending(job: str) -> str:
-    """Slurm's final state of a job, such as TIMEOUT or OUT_OF_MEMORY; empty when it has forgotten the job."""
+    """Return Slurm's final state of a job, such as TIMEOUT or OUT_OF_MEMORY; empty if Slurm has forgotten
+    it."""
     answer = _ask(["scontrol", "show", "job", "-o", job]) or ""
     found = re.search(r"\bJobState=(\w+)", answer)
     return found.group(1) if found else ""
 
 
 def _ask(command: list[str], answer_s: float | None = None) -> str | None:
-    """What a command prints; None where it fails, or takes longer than `answer_s`, ANSWER_S by default."""
-    settings = ("SQUEUE_", "SCANCEL_")  # a user's own, which would change the answer
+    """Return a command's output; None if it fails or takes longer than `answer_s`, ANSWER_S by default."""
+    settings = ("SQUEUE_", "SCANCEL_")  # the user's own settings, which would change the answer
     env = {name: value for name, value in os.environ.items() if not name.startswith(settings)}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=answer_s or ANSWER_S, env=env)
@@ -363,7 +367,7 @@ def _ask(command: list[str], answer_s: float | None = None) -> str | None:
 
 @contextlib.contextmanager
 def _outside_any_job() -> Iterator[None]:
-    """Hide the job in which this process itself may run: its SLURM_ variables would shape the new jobs."""
+    """Hide the job in which this process may run: its SLURM_ variables would change the new jobs."""
     if "SLURM_JOB_ID" not in os.environ:
         yield
         return

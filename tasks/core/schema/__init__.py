@@ -1,4 +1,4 @@
-"""The config of a whole pipeline: every key, its type, its default and what it means.
+"""The config of a whole pipeline: every key with its type, default and meaning.
 
 These pydantic models check what a person wrote; `tasks.core.config` reads the file and words the errors.
 A field's description is what `tarmac schema` shows in an editor.
@@ -47,10 +47,10 @@ __all__ = [
 
 
 class Schedule(Block):
-    """When a Prefect server rebuilds the dataset by itself; `tarmac deploy` registers it."""
+    """When a Prefect server rebuilds the dataset automatically; `tarmac deploy` registers the schedule."""
 
     cron: str
-    """Five fields: minute, hour, day of the month, month, day of the week."""
+    """A cron expression with five fields: minute, hour, day of the month, month, day of the week."""
     timezone: str = "UTC"
     """The time zone of `cron`, such as `Europe/Berlin`."""
     then: Literal["build", "train"] = "build"
@@ -71,7 +71,7 @@ class Config(Block):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     runs: Folder = Path("runs")
-    """Folder of the run folders."""
+    """Folder in which the run folders are created."""
     dataset: Dataset
     reinforce: Reinforce | None = None
     loader: Loader = Loader()
@@ -110,13 +110,13 @@ class Config(Block):
 
     def _require_packable(self, train: Train) -> None:
         if train.pack is not None and self.loader.reader == "streaming":
-            raise ValueError("train.pack: reader: streaming knows no lengths; take reader: indexed")
+            raise ValueError("train.pack: reader: streaming does not know sample lengths; use indexed")
         if train.pack is not None and self.loader.stage is not None:
-            raise ValueError("train.pack: loader.stage does not know ahead what a pack holds; take it out")
+            raise ValueError("train.pack: loader.stage cannot know in advance what a pack holds; remove it")
         if train.pack is not None and self.loader.on_bad == "replace":
             raise ValueError(
-                "train.pack: on_bad: replace puts samples of other lengths into a pack; take on_bad: raise, "
-                "and leave out what is bad by `tarmac repair DATASET --quarantine`"
+                "train.pack: on_bad: replace puts samples of other lengths into a pack; use on_bad: raise, "
+                "and exclude bad samples with `tarmac repair DATASET --quarantine`"
             )
 
     def _require_mixable(self, train: Train) -> None:
@@ -125,11 +125,11 @@ class Config(Block):
             return
         if os.path.abspath(self.dataset.output) not in folders:
             raise ValueError(
-                f"train.data: {self.dataset.output}, the dataset's output, has to be one of them; its "
-                "held-out split is what checkpoints are judged by"
+                f"train.data: {self.dataset.output}, the dataset's output, must be in the list, because "
+                "checkpoints are judged on its held-out split"
             )
         twice = [folder for folder in folders if folders.count(folder) > 1]
         if twice:
-            raise ValueError(f"train.data: {twice[0]} stands there twice; give it one weight")
+            raise ValueError(f"train.data: {twice[0]} is listed twice; list it once with one weight")
         if len(folders) > 1 and self.loader.reader == "streaming":
-            raise ValueError("train.data: reader: streaming reads one dataset; take reader: indexed")
+            raise ValueError("train.data: reader: streaming reads one dataset only; use reader: indexed")

@@ -1,4 +1,4 @@
-"""What all blocks of the config share: strictness, and the types of durations, sizes and locations."""
+"""The base class of all config blocks, and the types of durations, sizes and locations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Size = Annotated[
 def _location(value: str) -> str:
     scheme, mark, _ = value.partition("://")
     if mark and scheme not in REMOTE_SCHEMES:
-        raise ValueError(f"{scheme}:// is not read; use a path or {', '.join(REMOTE_SCHEMES)}")
+        raise ValueError(f"{scheme}:// is not supported; use a path or {', '.join(REMOTE_SCHEMES)}")
     if not value.strip() or value.startswith("pipe:"):
         raise ValueError("needs a path or an address")
     return os.path.expanduser(value)
@@ -33,7 +33,7 @@ def _location(value: str) -> str:
 
 def _folder(value: Any) -> Any:
     if isinstance(value, str) and not value.strip():
-        raise ValueError("needs a folder; . is this one")
+        raise ValueError("needs a folder; `.` is the working directory")
     return os.path.expanduser(value) if isinstance(value, str) else value
 
 

@@ -32,7 +32,7 @@ MODALITIES_OF = {
 
 
 class ImageRules(Block):
-    """What an image must be, and how it is stored."""
+    """Which images are accepted, and how they are stored."""
 
     max_side: Annotated[int, Field(ge=1)] | None = None
     """Longer images are scaled down to this many pixels on the longer side."""
@@ -42,22 +42,23 @@ class ImageRules(Block):
     """Images with more pixels are rejected as `image.too_large` before they are decoded."""
     encode: Literal["keep", "jpg", "png", "webp"] = "keep"
     """The format of images that cannot be stored as they are, because shards hold only jpg, png and webp or
-    because they are longer than `max_side`. All others keep their bytes. `keep` takes an image's own format,
-    and rejects one that shards do not hold."""
+    because they are longer than `max_side`. All others keep their bytes. `keep` uses the image's own format
+    and rejects images in a format that shards do not hold."""
     check: Literal["decode", "header"] = "decode"
-    """`decode` decodes every image whole. `header` checks only its header and its end: several times faster,
-    but a torn middle is found only by `tarmac verify --full`."""
+    """`decode` decodes every image completely. `header` checks only its header and its end, which is several
+    times faster, but damage in the middle is found only by `tarmac verify --full`."""
 
 
 class VolumeRules(Block):
     """How a CT volume becomes a training sample at build time, as in CT-CLIP."""
 
     spacing_mm: tuple[Positive, Positive, Positive] | None = None
-    """Spacing (z, y, x) to resample to, trilinearly; the volume's own unless given."""
+    """Spacing (z, y, x) in mm to resample to, trilinearly; unless given, volumes keep their own spacing."""
     window: tuple[int, int] | None = None
     """HU values [lower, upper] to clip to."""
     shape: tuple[Side, Side, Side] | None = None
-    """Shape (D, H, W) to crop or pad to around the centre, with the window's lower value, else -1000."""
+    """Shape (D, H, W) to crop or pad to around the centre. Padding has the window's lower value, else
+    -1000."""
     encode: Literal["blosc2", "npy"] = "blosc2"
     """`blosc2` compresses in chunks; `npy` stores the array as it is, for readers that map files."""
 
@@ -72,12 +73,13 @@ class ShardRules(Block):
     """How samples are divided into shards."""
 
     samples: Annotated[int, Field(ge=1)] | None = None
-    """Most samples per shard; 256 unless `bytes` is given."""
+    """Maximum number of samples per shard; 256 unless `bytes` is given."""
     bytes: Size | None = None
-    """Most bytes per shard, in the place of `samples`. An image that is turned upright may take a little more
-    than it came with."""
+    """Maximum size of a shard, in place of `samples`. An image that is rotated upright may take slightly more
+    bytes than its original."""
     order: Literal["hash", "source"] = "hash"
-    """`hash` shuffles once and for all, and changes rewrite few shards; `source` keeps the source's order."""
+    """`hash` shuffles the samples once, and later changes rewrite few shards; `source` keeps the source's
+    order."""
 
     @model_validator(mode="before")
     @classmethod
@@ -90,8 +92,8 @@ class ShardRules(Block):
 
 
 class Splits(Block):
-    """Shares of the samples held out, by key hash or by group, as in `{val: 0.05, group_by: patient}`; or
-    `{from: COLUMN}`, the field that names every sample's split."""
+    """How samples are divided into splits: shares to hold out, chosen by key hash or by group, such as
+    `{val: 0.05, group_by: patient}`; or `{from: COLUMN}`, the field that names every sample's split."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Share]
@@ -99,11 +101,11 @@ class Splits(Block):
     group_by: str | None = None
     """Field whose samples stay together in one split, such as the patient."""
     column: str | None = Field(None, alias="from")
-    """Field that names the split of each sample; it stands alone."""
+    """Field that names the split of each sample; no other key may be given beside it."""
 
     @property
     def shares(self) -> dict[str, float]:
-        """The share of each split that is held out, by its name."""
+        """The held-out share of each split, by the split's name."""
         return self.__pydantic_extra__
 
     @model_validator(mode="after")
@@ -114,7 +116,7 @@ class Splits(Block):
                     f"{name!r} cannot be held out; a split is a word such as val, and train is the rest"
                 )
         if self.column is not None and (self.shares or self.group_by is not None):
-            raise ValueError("from: COLUMN names every sample's split, so it stands alone")
+            raise ValueError("from: COLUMN names every sample's split, so remove the other keys")
         if sum(self.shares.values()) >= 1:
             raise ValueError("the shares held out leave nothing to train on")
         return self
@@ -126,31 +128,32 @@ class Splits(Block):
 
 
 class Dataset(Block):
-    """Raw data and the dataset made of it."""
+    """The raw data, and the dataset that is built from them."""
 
     output: Folder
-    """Folder of the dataset. An address such as `s3://bucket/digits` means `data/digits` mirrored there."""
+    """Folder of the dataset. With an address such as `s3://bucket/digits` the dataset is built in
+    `data/digits` and mirrored to the address."""
     mirror: Location | None = None
-    """Address that each published version is copied to, for readers elsewhere."""
+    """Address to which each published version is copied, for readers on other machines."""
     modality: Literal["image_text", "reinforced", "volume_report", "chat"]
     private: bool = False
     """Keep samples and keys out of all pages and trackers, which then show counts only."""
     source: Source | None = None
     sources: list[Source] | None = None
     filter: dict[str, Rule | list[Rule]] = {}
-    """Your own rules on a sample's fields: a number is a minimum, a text must be equal, a list holds all
-    allowed values. Samples that they leave out count as filtered, not as rejected."""
+    """Rules on fields of a sample: a number is a minimum, a text must be equal, a list holds all allowed
+    values. Samples that do not match count as filtered, not as rejected."""
     image: ImageRules = ImageRules()
     volume: VolumeRules = VolumeRules()
     shard: ShardRules = ShardRules(samples=256)
     splits: Splits = Splits.model_validate({"val": 0.15})
     reject_budget: Share = 0.05
-    """Share of rejected samples that a build tolerates; it stops once it is certain to exceed it."""
+    """Share of rejected samples that a build tolerates; the build stops once it is certain to exceed it."""
     keep: Annotated[int, Field(ge=1)] = 3
     """Number of versions kept, the current one included."""
     license: Annotated[str, Field(min_length=1, max_length=100)] | None = None
-    """What others may do with the samples, as the Hub names it (`cc-by-4.0`, `other`): it stands in each
-    version's dataset card."""
+    """License of the samples under its name on the Hugging Face Hub (`cc-by-4.0`, `other`); it is written
+    into the dataset card of each version."""
 
     @model_validator(mode="after")
     def _one_or_more_sources(self) -> Self:
@@ -158,7 +161,7 @@ class Dataset(Block):
             given = (
                 "both are given: remove one"
                 if self.source is not None
-                else "neither is there, or the list is empty"
+                else "neither is given, or the list is empty"
             )
             raise ValueError(f"needs either source or a list of sources; {given}")
         for source in self.all_sources:
@@ -169,7 +172,7 @@ class Dataset(Block):
     @model_validator(mode="before")
     @classmethod
     def _mirror_of_remote_output(cls, value: Any) -> Any:
-        """A remote output is built here and mirrored there."""
+        """Replace a remote output by a local folder and a mirror at the remote address."""
         scheme, mark, _ = str(value.get("output") if isinstance(value, dict) else "").partition("://")
         if mark and scheme not in REMOTE_SCHEMES:
             raise ValueError(f"output: {scheme}:// cannot be written; use a path or s3://, gs://")

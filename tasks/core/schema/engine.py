@@ -20,8 +20,8 @@ class SlurmDefaults(Block):
     memory: Size | None = None
     """Memory per job, on its node."""
     time: Duration | None = None
-    """Time limit per job, rounded up to minutes; the partition's own unless given. Work that a job does not
-    finish in it goes to another job."""
+    """Time limit per job, rounded up to minutes; the partition's default unless given. Work that a job does
+    not finish in time is given to another job."""
     setup: list[str] | None = None
     """Shell lines at the start of a job's script, such as `module load cuda`."""
     extra: dict[str, StrictStr | StrictInt | Literal[True]] | None = None
@@ -31,7 +31,7 @@ class SlurmDefaults(Block):
     def _extra_options_are_known(self) -> Self:
         for name, value in (self.extra or {}).items():
             if not re.fullmatch(r"[a-z][a-z-]*", name):
-                raise ValueError(f"extra: {name!r} is no long option of sbatch, such as qos")
+                raise ValueError(f"extra: {name!r} is not a long option of sbatch, such as qos")
             if name in OWN_OPTIONS:
                 raise ValueError(f"extra: {name} is {OWN_OPTIONS[name]}")
             if "\n" in str(value):
@@ -78,48 +78,49 @@ class BuildEngine(SlurmDefaults):
         if (self.kind == "dask") != (self.address is not None):
             raise ValueError("kind: dask and address belong together")
         if self.kind == "dask" and self.workers is not None:
-            raise ValueError("workers: the Dask cluster has its own")
+            raise ValueError("workers: the Dask cluster has its own workers; remove the key")
         return self
 
 
 class TrainEngine(SlurmDefaults):
-    """Where the training runs: on this machine or as a Slurm job on one node; in one process, on a GPU where
-    there is one, unless it has several ranks."""
+    """Where the training runs: on this machine or as a Slurm job on one node. Without `gpus` or `ranks` it is
+    one process, which uses a GPU if there is one."""
 
     kind: Literal["local", "slurm"] = "local"
     gpus: Annotated[int, Field(ge=1)] | None = None
-    """Ranks that train together, each on a GPU of its own. On this machine they wait until so many are free;
-    a Slurm job asks for them (`--gres=gpu:N`; `extra: {gres: 'gpu:a100:4'}` names their type), and has none
-    without this key. A command of recipe external is started once, and has to start as many ranks itself."""
+    """Number of ranks that train together, each on its own GPU. On this machine the training waits until that
+    many GPUs are free. A Slurm job requests them (`--gres=gpu:N`; `extra: {gres: 'gpu:a100:4'}` names their
+    type) and has no GPU without this key. The command of the recipe `external` is started once and must
+    start its ranks itself."""
     ranks: Annotated[int, Field(ge=1)] | None = None
-    """Ranks that train together on the CPU, each with `train.threads` threads."""
+    """Number of ranks that train together on the CPU, each with `train.threads` threads."""
     time: Duration | None = None
-    """Time limit of the job: none on this machine unless given, the partition's under Slurm. A local training
-    is resumed by the next start; a Slurm job that has come further by then is queued again."""
+    """Time limit of the job. Unless given, there is none on this machine, and the partition's under Slurm. A
+    local training is resumed by the next start; a Slurm job that has made progress is queued again."""
 
     @property
     def processes(self) -> int:
-        """How many ranks train together."""
+        """The number of ranks that train together."""
         return self.gpus or self.ranks or 1
 
     @model_validator(mode="after")
     def _gpus_or_ranks(self) -> Self:
         if self.gpus is not None and self.ranks is not None:
-            raise ValueError("gpus and ranks: a rank is on a GPU or on the CPU; give one of the two")
+            raise ValueError("gpus and ranks: ranks run on GPUs or on the CPU; give one of the two")
         _require_slurm(self, *(SlurmDefaults.model_fields.keys() - {"time"}))
         return self
 
 
 class EvaluateEngine(SlurmDefaults):
-    """Where the evaluations run: on the machine of the run's agent, or each as a Slurm job of its own."""
+    """Where the evaluations run: on the machine of the run's agent, or each as its own Slurm job."""
 
     kind: Literal["local", "slurm"] = "local"
     jobs: Annotated[int, Field(ge=1)] = 1
-    """How many run at once, or wait in Slurm's queue."""
+    """How many evaluations run at once, or wait in Slurm's queue."""
     gpus: Annotated[int, Field(ge=1)] | None = None
-    """GPUs of a Slurm job, none unless given; on this machine an evaluation takes one where there is one."""
+    """GPUs per Slurm job, none unless given; on this machine an evaluation uses a GPU if there is one."""
     time: Duration | None = None
-    """Time limit per evaluation, an hour unless given."""
+    """Time limit per evaluation; one hour unless given."""
 
     @model_validator(mode="after")
     def _keys_have_effect(self) -> Self:
@@ -128,7 +129,7 @@ class EvaluateEngine(SlurmDefaults):
 
 
 def _require_slurm(stage: BuildEngine | TrainEngine | EvaluateEngine, *names: str) -> None:
-    """ValueError for the first of the keys that has a value where no job is Slurm's."""
+    """Raise ValueError for the first key that has a value although the stage does not run on Slurm."""
     given = sorted(name for name in names if getattr(stage, name) is not None)
     if stage.kind != "slurm" and given:
         raise ValueError(f"{given[0]} needs kind: slurm")
@@ -152,21 +153,21 @@ class Engines(Block):
     evaluate: EvaluateEngine = EvaluateEngine()
 
     def for_build(self) -> BuildEngine:
-        """The build's settings, completed by those of `slurm`; the options in `extra` of both add up."""
+        """Return the build's settings, completed from `slurm`; the options in both `extra` are merged."""
         return self._completed(self.build)
 
     def for_train(self) -> TrainEngine:
-        """The training's settings, completed in the same way."""
+        """Return the training's settings, completed in the same way."""
         return self._completed(self.train)
 
     def for_evaluate(self) -> EvaluateEngine:
-        """The evaluations' settings, completed in the same way; with a time limit in any case."""
+        """Return the evaluations' settings, completed in the same way; they always have a time limit."""
         found = self._completed(self.evaluate)
         return found.model_copy(update={"time": EVALUATION_S}) if found.time is None else found
 
     def for_successor(self) -> list[EvaluateEngine]:
-        """The settings of the job that keeps a finished training's evaluations, tried in this order: one
-        core and no GPU in the partition of all jobs, or the cluster's own, else in the training's."""
+        """Return the settings to try, in order, for the job that runs a finished training's evaluations: one
+        core and no GPU, first in the default partition and then in the training's partition."""
         train = self.for_train()
         extra = {name: value for name, value in (self.slurm.extra or {}).items() if name not in LARGE}
         wanted = {

@@ -1,7 +1,7 @@
-"""The recipes there are. A new one is a file and a line in this table.
+"""The table of recipes. A new recipe is a file and a line in this table.
 
-The table holds names and not classes, so that whoever only asks what there is imports neither torch nor a
-recipe. It stands beside the schema, which refuses every other name.
+The table holds names and not classes, so that listing the recipes imports neither torch nor a recipe. It is
+in the schema package because the schema rejects every other name.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from typing import Any, NamedTuple
 
 
 class RecipeClasses(NamedTuple):
-    """Where a recipe's two classes stand, each as `module:Class`."""
+    """The names of a recipe's two classes, each as `module:Class`."""
 
     options: str
-    """What a config's `train.model` may say, and what is known of the recipe without torch: importing its
-    module must not import torch."""
+    """The keys that `train.model` accepts, and what can be known about the recipe without torch: importing
+    the class must not import torch."""
     recipe: str
-    """Builds models; a `tasks.models.recipes.Recipe`."""
+    """Builds the models; a subclass of `tasks.models.recipes.Recipe`."""
     judged_at_once: int = 256
-    """Samples per pass of evaluations and of the validation loss, unless the config says how many. No more
-    are judged at once than are trained on: in a batch where the loss compares samples, else in a pass."""
+    """Default number of samples per pass of evaluations and of the validation loss. It is capped at the
+    number that is trained on at once: a batch where the loss compares samples, else a pass."""
     compares_samples: bool = True
-    """Whether the loss compares the samples of a batch, as contrastive ones do, and grows with it."""
+    """Whether the loss compares the samples of a batch, as contrastive losses do, and grows with the
+    batch."""
 
 
 RECIPES: dict[str, RecipeClasses] = {
@@ -49,7 +50,7 @@ RECIPES: dict[str, RecipeClasses] = {
 
 
 def known(name: str) -> str:
-    """The name, if a recipe has it; ValueError names those there are."""
+    """Return the name if a recipe has it; otherwise the ValueError lists the known names."""
     if name not in RECIPES:
         raise ValueError(f"should be {' or '.join(map(repr, RECIPES))}")
     return name
@@ -61,5 +62,5 @@ def name_choices(schema: dict[str, Any]) -> None:
 
 
 def modules() -> Mapping[str, str]:
-    """The module of each recipe, which loader processes import."""
+    """Return the module of each recipe, which loader processes import."""
     return {name: row.recipe.partition(":")[0] for name, row in RECIPES.items()}

@@ -11,25 +11,26 @@ from pydantic import Field, model_validator
 from tasks.core.schema.block import Block, Location
 
 PLACE = "place"
-"""The `key` of tars that is made of the tar's name and the sample's own key."""
+"""The value of `key` that combines the tar's name with the sample's own key."""
 
 
 def require_places(templates: Sequence[str]) -> None:
-    """ValueError for a template that has no place for the class."""
+    """Raise ValueError for a template without a place for the class."""
     for template in templates:
         if "{}" not in template:
-            raise ValueError(f"templates: {template!r} has no {{}} for the class to stand in")
+            raise ValueError(f"templates: {template!r} has no {{}} where the class name is inserted")
 
 
 def require_groups(fields: Mapping[str, str]) -> None:
-    """ValueError for a regular expression that is none, or has no group to be the field's value."""
+    """Raise ValueError for an invalid regular expression, or one without a group to give the field's
+    value."""
     for name, pattern in fields.items():
         try:
             groups = re.compile(pattern).groups
         except re.error as error:
-            raise ValueError(f"fields.{name} is no regular expression: {error}") from None
+            raise ValueError(f"fields.{name} is not a regular expression: {error}") from None
         if groups < 1:
-            raise ValueError(f"fields.{name} needs a group in parentheses, its first is the value")
+            raise ValueError(f"fields.{name} needs a group in parentheses; the first group is the value")
 
 
 class ImageFolderSource(Block):
@@ -38,15 +39,17 @@ class ImageFolderSource(Block):
     kind: Literal["image_folder"]
     path: Location
     """A folder, read with all visible folders below it. `filter` and `splits` may use two fields: `folder`,
-    the first folder on the way to an image (`splits: {from: folder}` for `train/`, `val/`), and `label`, the
-    image's own folder."""
+    the first part of the image's path (`splits: {from: folder}` for `train/`, `val/`), and `label`, the
+    folder that directly contains the image."""
     captions: Literal["txt", "json", "folder"] = "txt"
-    """`txt` and `json` read the file of the image's name with this suffix. With `folder` the name of the
-    image's folder is its class, and the caption is a template filled with it."""
+    """`txt` and `json` read the file with the image's name and this suffix. With `folder`, the name of the
+    image's folder is its class, and the class is inserted into a caption template."""
     field: str | None = None
-    """With `captions: json`, the field with the caption; all other fields go into the sample's `json`."""
+    """With `captions: json`, the field that holds the caption; all other fields go into the sample's
+    `json`."""
     templates: Annotated[list[str], Field(min_length=1)] = ["a photo of a {}"]
-    """With `captions: folder`, the captions with `{}` for the class; each sample draws one by its key."""
+    """With `captions: folder`, the caption templates with `{}` for the class; each sample's key selects
+    one."""
 
     @model_validator(mode="after")
     def _captions_are_complete(self) -> Self:
@@ -65,21 +68,21 @@ class TableSource(Block):
     path: Location
     """A file, a folder with all tables below it, or a pattern such as `raw/{000..041}.parquet`."""
     image: str
-    """Column with the image: its path, relative to its table's folder, its address, or its bytes (also as
-    Hugging Face's `{bytes, path}`)."""
+    """Column with the image: a path relative to the table's folder, an address, or the bytes (also as Hugging
+    Face's `{bytes, path}`)."""
     caption: str
-    """Column with the caption. All other columns except those of bytes go into the sample's `json`."""
+    """Column with the caption. All other columns except columns of bytes go into the sample's `json`."""
     templates: Annotated[list[str], Field(min_length=1)] | None = None
-    """Where the caption's column names a class, such as Hugging Face's `label`: the captions, with `{}` for
-    the class. Each sample draws one by its row, and the column goes into the `json` too."""
+    """Caption templates with `{}` for the class, for a caption column that names a class, such as Hugging
+    Face's `label`. Each sample's row selects one template, and the column goes into the `json` too."""
     fields: dict[str, str] = {}
-    """Regular expressions on the table's path by field name, such as `{split: '(train|test)-'}` for
+    """Regular expressions for the table's path, by field name, such as `{split: '(train|test)-'}` for
     `splits: {from: split}`; the first group is the field's value in each of its rows."""
     key: str | Annotated[list[str], Field(min_length=1)] | None = None
-    """Column with the sample's key; unless given, the image's path, or for images as bytes a digest of image
-    and caption. `key: IMAGE_COLUMN` takes Hugging Face's path, if no two are equal. A list of columns makes
-    a key of all their values, for rows that share an image: `[image, caption]` where an image has five
-    captions."""
+    """Column with the sample's key. Unless given, the key is the image's path, or for images as bytes a
+    digest of image and caption. `key: IMAGE_COLUMN` uses Hugging Face's path, if the paths are unique. A list
+    of columns combines their values into the key, for rows that share an image: `[image, caption]` where an
+    image has five captions."""
 
     @model_validator(mode="after")
     def _columns_differ(self) -> Self:
@@ -96,21 +99,22 @@ class ReportTable(Block):
     path: Location
     """A file relative to the source's folder, or a pattern such as `{train,valid}_reports.csv`."""
     key: str
-    """Column that names the volume's file: its path in the source's folder, or only the last part where that
-    is unique. Suffixes do not matter. The same holds for labels and metadata."""
+    """Column that names the volume's file: its path in the source's folder, or only the file name where that
+    is unique. Suffixes are ignored. The same applies to labels and metadata."""
     text: Annotated[list[str], Field(min_length=1)]
-    """Columns whose texts, joined by a space, are the report; `Not given.` counts as empty."""
+    """Columns whose texts are joined by spaces into the report; `Not given.` counts as empty."""
 
 
 class Labels(Block):
-    """A table of labels, one row per volume. Every column but the key is a label, required in every row."""
+    """A table of labels, one row per volume. Every column except the key is a label, required in every
+    row."""
 
     path: Location
     key: str
 
 
 class Metadata(Block):
-    """A table of the scanner's metadata, one row per volume; the defaults are CT-RATE's column names."""
+    """A table of scanner metadata, one row per volume; the defaults are CT-RATE's column names."""
 
     path: Location
     key: str
@@ -138,7 +142,7 @@ FACTS = (
     "tells_hu",
     "chunk_crc32c",
 )
-"""Fields that the `json` of every volume has; `fields` may not take these names."""
+"""Fields that the `json` of every volume has; `fields` may not use these names."""
 
 
 class VolumeSource(Block):
@@ -146,7 +150,7 @@ class VolumeSource(Block):
 
     path: Location
     fields: dict[str, str] = {}
-    """Regular expressions on the file's path by field name; the first group is the field's value."""
+    """Regular expressions for the file's path, by field name; the first group is the field's value."""
     reports: ReportTable
     labels: Labels | None = None
     metadata: Metadata | None = None
@@ -155,7 +159,7 @@ class VolumeSource(Block):
     def _expressions_have_a_group(self) -> Self:
         for name in self.fields:
             if name in FACTS:
-                raise ValueError(f"fields.{name}: every volume has a {name} of its own; rename the field")
+                raise ValueError(f"fields.{name}: Tarmac writes {name} for every volume; rename the field")
         require_groups(self.fields)
         return self
 
@@ -165,14 +169,14 @@ class NpzSource(VolumeSource):
 
     kind: Literal["npz"]
     array: str | None = None
-    """Name of the array; the file's only 3D array unless given."""
+    """Name of the array; unless given, the file's only 3D array."""
     scale: float | None = None
     """Factor from the stored numbers to HU, such as 1000 for files that hold HU / 1000."""
     axes: Literal["zyx", "zxy", "yzx", "yxz", "xyz", "xzy"] = "zyx"
-    """Which axes of the body the array runs along: z from the feet to the head, y from front to back, x from
-    side to side. `zyx` are slices of rows, `zxy` is CT-CLIP's order. z comes first in what is stored."""
+    """The body axis of each array axis: z runs from the feet to the head, y from front to back, x from side
+    to side. `zyx` means slices of rows, `zxy` is CT-CLIP's order. Volumes are stored with z first."""
     spacing_mm: tuple[float, float, float] | None = None
-    """Spacing (z, y, x) of every volume, where no metadata table gives it."""
+    """Spacing (z, y, x) in mm of every volume, if no metadata table gives it."""
 
 
 class NiftiSource(VolumeSource):
@@ -180,8 +184,8 @@ class NiftiSource(VolumeSource):
 
     kind: Literal["nifti"]
     rescale: Literal["header", "metadata", "none"] = "header"
-    """Where slope and intercept come from, which are applied exactly once: the file's header, the metadata
-    table, or nowhere because the voxels are HU already. A volume rescaled twice is rejected."""
+    """Source of slope and intercept, which are applied exactly once: the file's header, the metadata table,
+    or `none` because the voxels are HU already. A volume that was rescaled twice is rejected."""
 
     @model_validator(mode="after")
     def _metadata_is_there(self) -> Self:
@@ -197,31 +201,33 @@ class ChatSource(Block):
     path: Location
     """A file, a folder with one file or folder per subset, or a pattern such as `raw/cauldron/*.parquet`."""
     images: str | None = "images"
-    """Column with a row's images, a list or a single one: bytes, `{bytes, path}`, or paths relative to the
-    file. Null where no conversation has images."""
+    """Column with a row's images, a list or a single image: bytes, `{bytes, path}`, or paths relative to the
+    file. Use null if no conversation has images."""
     texts: str = "texts"
-    """Column with the turns, a list of `{user, assistant}`; further fields of a turn stay with it. Ratings of
-    turns, which `filter` may use, are read from `relevance_ratings` and the like. All other columns go into
-    the sample's `json`, except columns named `messages` or `ratings`, which the sample has itself."""
+    """Column with the turns, a list of `{user, assistant}`; other fields of a turn are kept. Ratings of
+    turns, which `filter` may use, are read from `relevance_ratings` and similar columns. All other columns go
+    into the sample's `json`, except columns named `messages` or `ratings`, which Tarmac writes itself."""
     key: str | None = None
-    """Column with the row's key within its subset; unless given, a digest of the row's content, so that a
-    changed row counts as one removed and one added."""
+    """Column with the row's key within its subset. Unless given, the key is a digest of the row's content, so
+    a changed row counts as one removed and one added."""
 
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 
 
 class Join(Block):
-    """Further tars, or a table, whose members join the sample of the same key. A sample without a partner is
-    rejected as `member.missing`; where both have a member or field, the sample's own is kept."""
+    """Further tars, or a table, whose members are added to the sample with the same key. A sample without a
+    partner is rejected as `member.missing`; if both have a member or field, the sample's own is kept."""
 
     path: Location
-    """A folder, pattern or file, as in the source's `path`; a table's fields join the sample's `json`."""
+    """A folder, pattern or file, as in the source's `path`; a table's fields are added to the sample's
+    `json`."""
     key: str | None = None
-    """The partner's key: `json:FIELD`, or a table's column; the tar's own key unless given."""
+    """Where the partner's key is: `json:FIELD`, or a table's column; unless given, the tar's own key is
+    used."""
     match: Literal["key", "shard"] = "key"
-    """With `key` the partner may be in any of the files. With `shard` it is in the file of the same name
-    (`00012.parquet` beside `00012.tar`), so that one file is indexed at a time."""
+    """With `key` the partner may be in any of the files. With `shard` it must be in the file of the same name
+    (`00012.parquet` for `00012.tar`), so only one file is indexed at a time."""
 
     @property
     def is_table(self) -> bool:
@@ -238,17 +244,17 @@ class Join(Block):
 
 class ShardsSource(Block):
     """WebDataset tars made by other tools, grouped into samples as webdataset does. Members that the modality
-    does not know (`cls`, `url.txt`) are left out. Images that img2dataset could not download are in no tar
-    and hence no samples."""
+    does not use (`cls`, `url.txt`) are left out. Images that img2dataset could not download are in no tar,
+    so they are not counted as samples."""
 
     kind: Literal["shards"]
     path: Location
     """A folder, a tar, or a pattern such as `x/{000000..000042}.tar` or `x/*.tar`."""
     key: str | None = None
-    """The sample's key: `json:FIELD`; the tar's own key unless given. `place` puts the tar's name in front of
-    it, for tars that each number their samples anew."""
+    """Where the sample's key is: `json:FIELD`; unless given, the tar's own key is used. `place` puts the
+    tar's name in front of it, for tars that each number their samples from zero."""
     members: dict[str, str] = {}
-    """Members made of others: `{txt: 'json:caption'}` takes a field (`json:a.b` for a nested one),
+    """Members to create from others: `{txt: 'json:caption'}` extracts a field (`json:a.b` a nested one),
     `{jpg: image.jpg}` renames a member."""
     join: list[Join] = []
 
@@ -264,7 +270,7 @@ class ShardsSource(Block):
 
 def _require_field(key: str | None) -> None:
     if key is not None and (key == "json:" or not key.startswith("json:")):
-        raise ValueError(f"key: {key!r} is no json:FIELD, which a tar's samples are named by")
+        raise ValueError(f"key: {key!r} must be json:FIELD, the field that holds the sample's key")
 
 
 Source = Annotated[

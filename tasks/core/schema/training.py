@@ -14,33 +14,33 @@ JUDGED_AT_ONCE = 256
 MOST_VALIDATED = 16_384
 STREAMS_REPLACE_NOTHING = (
     "on_bad: replace draws other samples by the index, which reader: streaming does not use; "
-    "take reader: indexed, or on_bad: raise"
+    "use reader: indexed, or on_bad: raise"
 )
 
 
 class Loader(Block):
-    """How training reads the shards. Nothing here changes what the model sees but `reader` and `shuffle`,
-    and, where samples are bad, `on_bad`."""
+    """How training reads the shards. Only `reader`, `shuffle` and, where samples are bad, `on_bad` change
+    which data the model is trained on; the other keys change speed and checks."""
 
     reader: Literal["indexed", "streaming"] = "indexed"
-    """`streaming` reads whole tars in order, where random reads are slow or an index is missing."""
+    """`streaming` reads whole tars in order; use it where random reads are slow or an index is missing."""
     workers: Auto = "auto"
     prefetch: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    """Batches each worker keeps ready, of `train.micro_batch` samples where that is given."""
+    """Batches that each worker keeps ready; a batch has `train.micro_batch` samples if that is given."""
     shuffle: Literal["windows", "samples", "none"] = "windows"
     stage: Literal["node"] | None = None
-    """`node` copies shards to a disk of the node (below TMPDIR) ahead of their use, where the dataset lies on
-    a slow network disk. Nothing waits for a copy."""
+    """`node` copies shards to a local disk of the node (below TMPDIR) before they are used; use it where the
+    dataset is on a slow network disk. Reading never waits for a copy."""
     checksums: bool = True
-    """Compares each sample that is read by the index with its CRC32C there. Without, a changed byte that
-    still decodes is trained on."""
+    """Compare each sample that is read through the index with its CRC32C there. With `false`, a sample with a
+    changed byte that still decodes is trained on."""
     sharing_strategy: Literal["file_descriptor", "file_system"] = "file_descriptor"
-    """torch's, by which workers hand over batches: `file_system` holds no descriptor per tensor, for where
-    `ulimit -n` is low and cannot be raised."""
+    """The torch sharing strategy by which workers hand over batches. `file_system` holds no descriptor per
+    tensor; use it where `ulimit -n` is low and cannot be raised."""
     on_bad: Literal["raise", "replace"] = "raise"
-    """What happens to a sample that changed on disk or does not decode. `replace` trains on another one in
-    its place, logs it in the run's `replaced.rank_<r>.jsonl`, and leaves it out of validation and
-    evaluation."""
+    """What happens to a sample that changed on disk or does not decode. `raise` ends the run. `replace`
+    trains on another sample instead, records the bad one in the run's `replaced.rank_<r>.jsonl`, and leaves
+    it out of validation and evaluation."""
     bad_budget: Annotated[float, Field(gt=0, le=1)] = BAD_BUDGET
     """With `replace`: the share of bad samples among those that a rank reads in an epoch (or in a held-out
     split) above which the run fails; one is always allowed."""
@@ -50,9 +50,9 @@ class Loader(Block):
         if self.on_bad == "replace" and self.reader == "streaming":
             raise ValueError(STREAMS_REPLACE_NOTHING)
         if self.stage is not None and self.reader == "streaming":
-            raise ValueError("stage: has an effect with reader: indexed only")
+            raise ValueError("stage: has an effect only with reader: indexed")
         if self.on_bad == "raise" and self.bad_budget != BAD_BUDGET:
-            raise ValueError("bad_budget: has an effect with on_bad: replace only")
+            raise ValueError("bad_budget: has an effect only with on_bad: replace")
         return self
 
 
@@ -60,23 +60,23 @@ class DataShare(Block):
     """One of the datasets that a training mixes."""
 
     dataset: Folder
-    """Its folder, or that of one of its versions; the current version is trained on."""
+    """The folder of the dataset, whose current version is trained on, or the folder of one version."""
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    """Its share of the samples, beside the weights of the others."""
+    """Share of the samples that come from it, relative to the weights of the other datasets."""
 
 
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 RateOrNone = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Span = Annotated[int, Field(ge=0, strict=True)] | Annotated[float, Field(ge=0, lt=1, strict=True)]
-"""Steps, or a share of all steps."""
+"""A number of steps, or a share of all steps."""
 
 
 class Pack(Block):
-    """What a row of several conversations holds at most."""
+    """Limits of one row into which several conversations are packed."""
 
     tokens: Annotated[int, Field(ge=1)] = 4096
     images: Annotated[int, Field(ge=1)] = 18
-    """Pictures, however many tiles each is cut into."""
+    """The number of images, regardless of how many tiles each is cut into."""
 
 
 class Train(Block):
@@ -85,72 +85,74 @@ class Train(Block):
     recipe: Annotated[str, AfterValidator(recipes.known), Field(json_schema_extra=recipes.name_choices)]
     """The model family; each has its own keys in `model`."""
     model: dict[str, Any]
-    """What the recipe builds, in keys of its own. Of clip: `name` is `tarmac/digits` or any open_clip model,
-    or `config` its description; `pretrained` a tag that open_clip knows for it, or a file of weights; `loss`,
-    `image_size`, `patch_dropout` and `augment` as open_clip's trainer has them. Of ct_clip: `vision` is
-    `ctvit` or `tarmac/phantoms`, `text` whose text tower reads the reports."""
+    """The recipe's own keys, which describe the model. For clip: `name` is `tarmac/digits` or any open_clip
+    model, or `config` is its description; `pretrained` is an open_clip tag for it, or a file of weights;
+    `loss`, `image_size`, `patch_dropout` and `augment` mean the same as in open_clip's trainer. For ct_clip:
+    `vision` is `ctvit` or `tarmac/phantoms`, and `text` names the text tower that reads the reports."""
     data: Annotated[list[DataShare], Field(min_length=1)] | None = None
-    """The datasets to train on and their weights; `dataset.output` alone unless given. It has to be among
-    them, as its held-out split is what checkpoints are judged by. A dataset that is used up begins anew."""
+    """The datasets to train on and their weights; unless given, `dataset.output` alone. It must be in the
+    list, because checkpoints are judged on its held-out split. A dataset that is exhausted starts again."""
     batch_size: Annotated[int, Field(ge=2)]
-    """Samples per optimizer step, over all ranks; with `pack` so many packs."""
+    """Samples per optimizer step, over all ranks; with `pack`, packs per step."""
     steps: Annotated[int, Field(ge=1)] | None = None
     epochs: Annotated[int, Field(ge=1)] | None = None
     micro_batch: Annotated[int, Field(ge=1)] | None = None
-    """Samples per pass, where a batch does not fit into memory at once; all of them unless given. The
-    gradients are those of the whole batch, also of a contrastive loss, whose passes are done twice."""
+    """Samples per pass, for batches that do not fit into memory at once; unless given, the whole batch. The
+    gradients equal those of the whole batch, even for a contrastive loss, which needs two forward passes."""
     pack: Pack | None = None
-    """Puts several conversations into one row, each by itself to the model; longer ones are left out. Of the
-    recipe vlm."""
+    """Packs several conversations into one row; the model sees each of them separately. Conversations that
+    exceed the limits are left out. For the recipe vlm only."""
     lr: Rate | dict[str, RateOrNone]
-    """The highest learning rate; or one for each part of the model, as in
-    `{vision: 1.0e-5, text: 1.0e-4, temperature: 1.0e-4}`, which are the parts of clip. At 0 a part is not
+    """The peak learning rate, or one for each part of the model, as in
+    `{vision: 1.0e-5, text: 1.0e-4, temperature: 1.0e-4}` with the parts of clip. A part with rate 0 is not
     trained, as if `freeze` named it."""
     warmup: Span | dict[str, Span] = 0
-    """Steps of linear warm-up, or their share of all steps; or one for each part, as `lr`."""
+    """Steps of linear warm-up, or their share of all steps; or one value for each part, as in `lr`."""
     schedule: Literal["cosine", "constant"] = "cosine"
-    """What the learning rate does after the warm-up: fall to zero as half a cosine, or stay."""
+    """The learning rate after the warm-up: it falls to zero as half a cosine, or stays constant."""
     cooldown: Span = 0
-    """With `constant`: the last steps, or their share of all, in which the rate falls to zero in a line."""
+    """With `constant`: the last steps, or their share of all, in which the rate falls linearly to zero."""
     freeze: list[str] = []
     """Parts of the model that are not trained, such as `[vision]`; they stay in eval mode."""
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.2
     grad_clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """The norm that all gradients together are scaled down to; `train/grad_norm` is theirs before it."""
+    """Maximum norm to which all gradients together are clipped; `train/grad_norm` is the norm before that."""
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Keeps a moving average of the weights, of which a step leaves this share (lower in the first steps).
-    It is what `model.safetensors` holds, and what is validated and evaluated."""
+    """Decay of an exponential moving average of the weights (lower in the first steps). The average is what
+    `model.safetensors` holds, and what is validated and evaluated."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Of the arithmetic; weights stay in fp32. `fp16` scales the loss, and skips steps that overflow, each of
-    which is a row with `train/skipped` in the metrics."""
+    """Precision of the arithmetic; weights stay in fp32. `fp16` scales the loss and skips steps that
+    overflow, and logs each skipped step as a row with `train/skipped` in the metrics."""
     deterministic: bool = True
-    """Whether a resumed training ends in the very bits of an undisturbed one, as is shown on the CPU; an
-    operation without a deterministic form is refused. `false` is faster on a GPU: TensorFloat-32 for products
-    in fp32, and cuDNN's fastest convolutions."""
+    """Whether a resumed training ends with exactly the same bits as an uninterrupted one (tested on the CPU);
+    an operation without a deterministic form is an error. `false` is faster on a GPU: it allows
+    TensorFloat-32 for products in fp32, and cuDNN's fastest convolutions."""
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     checkpoint_every: Annotated[int, Field(ge=1)]
     threads: Annotated[int, Field(ge=1)] = 2
-    """Threads of a training on the CPU; part of the run's identity, because they change rounding."""
+    """Threads of a training on the CPU; part of the run's identity, because the number changes rounding."""
     log_every: Annotated[int, Field(ge=1)] = 10
-    """Steps per row of metrics.jsonl, which holds their average."""
+    """Steps per row of metrics.jsonl; each row holds averages over these steps."""
     on_stall: Literal["report", "restart", "stop"] = "report"
-    """What the agent does about a training that stands still, once it has examined it: nothing but say so;
-    start it again from its newest checkpoint, three times at most; or end it."""
+    """What the agent does with a stalled training after it has examined it: only report it; restart it from
+    its newest checkpoint, at most three times; or stop it."""
 
     def require_even(self, ranks: int) -> None:
-        """ValueError when a batch does not go evenly to so many ranks, or `micro_batch` is as large as the
-        share of one."""
+        """Raise ValueError if a batch cannot be divided evenly among `ranks`, or if `micro_batch` is not
+        smaller than one rank's share."""
         if self.batch_size % ranks:
-            raise ValueError(f"train.batch_size: {self.batch_size} samples do not go evenly to {ranks} ranks")
+            raise ValueError(
+                f"train.batch_size: {self.batch_size} samples cannot be divided evenly among {ranks} ranks"
+            )
         share = self.batch_size // ranks
         if self.micro_batch is not None and self.micro_batch >= share:
             raise ValueError(
-                f"train.micro_batch: has an effect below a rank's part of a batch ({share}) only"
+                f"train.micro_batch: has an effect only below a rank's part of a batch ({share})"
             )
 
     @property
     def warmup_steps(self) -> int:
-        """The longest warm-up in steps, also where it is given as a share of `steps`."""
+        """The longest warm-up in steps, including one that is given as a share of `steps`."""
         spans = self.warmup.values() if isinstance(self.warmup, dict) else [self.warmup]
         return max(map(self._in_steps, spans), default=0)
 
@@ -165,11 +167,11 @@ class Train(Block):
         return frozenset({*self.freeze, *(part for part, rate in rates.items() if not rate)})
 
     def peak(self, part: str) -> float:
-        """The highest learning rate of a part of the model."""
+        """Return the peak learning rate of a part of the model."""
         return self.lr[part] if isinstance(self.lr, dict) else self.lr
 
     def warmup_steps_of(self, part: str) -> int:
-        """The warm-up of a part of the model, in steps."""
+        """Return the warm-up of a part of the model in steps."""
         return self._in_steps(self.warmup[part] if isinstance(self.warmup, dict) else self.warmup)
 
     def _in_steps(self, span: float) -> int:
@@ -184,32 +186,32 @@ class Train(Block):
             raise ValueError("needs either steps or epochs")
         if self.steps is not None and self.epochs is not None:
             raise ValueError(
-                f"steps ({self.steps}) and epochs ({self.epochs}) are both given; take one out, "
-                "such as by --set train.steps=null"
+                f"steps ({self.steps}) and epochs ({self.epochs}) are both given; remove one, "
+                "for example with --set train.steps=null"
             )
         return self
 
     @model_validator(mode="after")
     def _keys_have_effect(self) -> Self:
         if self.epochs is not None and len(self.data or ()) > 1:
-            raise ValueError("epochs: datasets that are mixed have no epoch in common; give steps")
+            raise ValueError("epochs: mixed datasets have no common epoch; give steps")
         if self.pack is not None and self.epochs is not None:
-            raise ValueError("epochs: how many packs an epoch makes is not known before; give steps")
+            raise ValueError("epochs: the number of packs per epoch is not known in advance; give steps")
         if self.cooldown and self.schedule != "constant":
-            raise ValueError("cooldown: has an effect with schedule: constant only")
+            raise ValueError("cooldown: has an effect only with schedule: constant")
         if self.micro_batch is not None and self.micro_batch >= self.batch_size:
-            raise ValueError(f"micro_batch: has an effect below batch_size ({self.batch_size}) only")
+            raise ValueError(f"micro_batch: has an effect only below batch_size ({self.batch_size})")
         return self
 
 
 class TaskSpec(BaseModel):
-    """One evaluation: its kind, and the evaluator's own arguments beside it."""
+    """One evaluation: its kind, and the evaluator's own arguments as further keys."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     kind: str
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]*$")] = ""
-    """Name of the results; the kind unless given. Two tasks of one kind need different names."""
+    """Name of the results; unless given, the kind. Two tasks of one kind need different names."""
 
     @model_validator(mode="before")
     @classmethod
@@ -228,16 +230,16 @@ def _kind_alone(value: Any) -> Any:
 
 
 Task = Annotated[TaskSpec, BeforeValidator(_kind_alone, json_schema_input_type=str | TaskSpec)]
-"""A task as a config gives it: `zero_shot` alone means `{kind: zero_shot}`."""
+"""A task as written in a config: `zero_shot` alone means `{kind: zero_shot}`."""
 
 
 class BestMetric(Block):
     """The metric by which the best checkpoint is chosen."""
 
     metric: Annotated[str, Field(min_length=1)]
-    """As `eval_results/step_N.json` names it, such as `zero_shot_top1`."""
+    """Name of the metric in `eval_results/step_N.json`, such as `zero_shot_top1`."""
     mode: Literal["max", "min"] | None = None
-    """Whether the highest or the lowest value is the best: the lowest of losses and ranks unless given, else
+    """Whether the highest or the lowest value is best. Unless given, the lowest for losses and ranks, else
     the highest."""
 
 
@@ -249,24 +251,25 @@ class Evaluate(Block):
     """Which checkpoints are evaluated, and by which tasks."""
 
     every: Annotated[int, Field(ge=1)]
-    """Steps between evaluated checkpoints, a multiple of `train.checkpoint_every`; the last always is."""
+    """Steps between evaluated checkpoints, a multiple of `train.checkpoint_every`; the last checkpoint is
+    always evaluated."""
     tasks: Annotated[list[Task], Field(min_length=1)]
     best: (
         Annotated[BestMetric, BeforeValidator(_metric_alone, json_schema_input_type=str | BestMetric)] | None
     ) = None
     """The metric by which `checkpoints/best` is chosen among the evaluated checkpoints, such as
-    `zero_shot_top1` or `{metric: command_fid, mode: min}`; the validation loss unless given, and until the
-    metric has a result."""
+    `zero_shot_top1` or `{metric: command_fid, mode: min}`. The validation loss is used unless this is given,
+    and until the metric has a result."""
     batch_size: Annotated[int, Field(ge=1)] | None = None
-    """Samples per pass of evaluations and of the validation loss. Unless given 256 (8 of CT volumes, of which
-    256 fill 28 GB, and of conversations) and, for a contrastive loss, which grows with the batch,
-    `train.batch_size` at most; of conversations `train.micro_batch` at most."""
+    """Samples per pass of evaluations and of the validation loss. Unless given, 256, or 8 for conversations
+    and for CT volumes, because 256 of them fill 28 GB. The default is at most `train.batch_size` for a
+    contrastive loss, which grows with the batch, and at most `train.micro_batch` for conversations."""
     validation_samples: Annotated[int, Field(ge=1)] = MOST_VALIDATED
-    """Held-out samples that the validation loss of a checkpoint is measured on, at most, in whole batches;
-    evaluations judge all of them."""
+    """Maximum number of held-out samples on which the validation loss of a checkpoint is measured, in whole
+    batches; evaluations use all of them."""
 
     def steps(self, last: int) -> list[int]:
-        """The steps whose checkpoints are evaluated in a training of `last` steps."""
+        """Return the steps whose checkpoints are evaluated in a training of `last` steps."""
         return [*range(self.every, last, self.every), last]
 
     @model_validator(mode="after")
@@ -274,12 +277,12 @@ class Evaluate(Block):
         names = [task.name for task in self.tasks]
         twice = {name for name in names if names.count(name) > 1}
         if twice:
-            raise ValueError(f"tasks: two are named {sorted(twice)[0]!r}; give each a name of its own")
+            raise ValueError(f"tasks: two tasks are named {sorted(twice)[0]!r}; give each a different name")
         return self
 
 
 class Track(Block):
-    """The wandb run."""
+    """The project and mode of the wandb run."""
 
     project: Annotated[str, Field(pattern=r"^[^/\\#?%:]{1,128}$")] = "tarmac"
     mode: Literal["offline", "online", "disabled"] = "offline"

@@ -254,7 +254,7 @@ def test_a_machine_without_slurm_is_told_of(tmp_path: Path, monkeypatch: pytest.
         ({"kind": "slurm", "extra": {"time": "1"}}, "extra: time is a key of its own"),
         ({"kind": "slurm", "extra": {"mem": "1"}}, "extra: mem is given by the key memory"),
         ({"kind": "slurm", "extra": {"output": "x"}}, "extra: output is set by Tarmac"),
-        ({"kind": "slurm", "extra": {"--qos": "x"}}, "'--qos' is no long option"),
+        ({"kind": "slurm", "extra": {"--qos": "x"}}, "'--qos' is not a long option"),
         ({"kind": "slurm", "extra": {"qos": "x\nrm"}}, "more than one line"),
         ({"kind": "slurm", "extra": {"exclusive": False}}, "extra"),
     ],
