@@ -107,7 +107,7 @@ class Shown:
             get_run_logger().info("%s: goes on at %s after %s", self.stage, f"{done:,}", was)
         self.stalled_s = stalled_s
         self.bar(done, total, ", ".join(part for part in (note, detail) if part))
-        self.pace.heard(done, total, note, detail, stalled_s > 0)
+        self.pace.update(done, total, note, detail, stalled_s > 0)
         self.artifact.update(self.pace, stalled_s > 0)
         if time.monotonic() - self.logged >= LOG_INTERVAL_S:
             self.logged = time.monotonic()

@@ -1,4 +1,4 @@
-"""Findings: what is wrong, where, how it is known and what to do. A report holds all of them.
+"""Findings: what is wrong, where, the evidence and the remedy. A report holds all of them.
 
 Every command that judges something reports findings, so that a person, a script and a page read the same.
 """
@@ -15,7 +15,7 @@ MARKS: Mapping[Severity, str] = {"error": "✗", "warning": "!", "info": "·"}
 
 @dataclass(frozen=True)
 class Finding:
-    """One cause. `where` names split, shard, key, member, rank, worker or source line, where they apply."""
+    """One cause. `where` names split, shard, key, member, rank, worker or source line, if they apply."""
 
     code: str
     severity: Severity
@@ -27,7 +27,7 @@ class Finding:
     command: str | None = None
 
     def lines(self) -> list[str]:
-        """The finding as the terminal shows it."""
+        """Return the lines that the terminal shows."""
         where = " ".join(str(value) for value in self.where.values())
         evidence = ", ".join(f"{key} {value}" for key, value in self.evidence.items())
         head = f"{MARKS[self.severity]} {self.code:<22} {where}"
@@ -47,7 +47,7 @@ class Report:
         return not any(finding.severity == "error" for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        """The object that `--json` prints."""
+        """Return the object that `--json` prints."""
         return {
             "ok": self.ok,
             "findings": [asdict(finding) for finding in self.findings],

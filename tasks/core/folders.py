@@ -1,6 +1,6 @@
-"""Opens folders of raw data: those of this machine by the system's own calls, which cost a tenth of fsspec's.
+"""Opens folders of raw data: local ones by system calls, which take a tenth of the time of fsspec's.
 
-Remote ones are opened by `tasks.core.remote`.
+Remote folders are opened by `tasks.core.remote`.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def _device(path: str) -> int:
 
 
 _SYSTEM = {_device("/proc"), _device("/sys"), _device("/dev")} - {-1, _device("/"), _device("/dev/shm")}
-"""Devices whose files the system makes up, such as a process's environment."""
+"""Devices with virtual files of the system, such as a process's environment."""
 
 
 class LocalStore:
-    """A folder of this machine. An absolute name stands for itself.
+    """A folder of this machine. An absolute file name is used as it is.
 
-    Links may lead anywhere, since whole collections are kept as links into a cache, but not to files that the
-    system makes up (`/proc/self/environ`): they would bring a machine's secrets into the data.
+    Links may lead anywhere, since whole collections are kept as links into a cache, but not to virtual files
+    of the system (`/proc/self/environ`), which would put a machine's secrets into the data.
     """
 
     def __init__(self, location: str) -> None:
@@ -67,7 +67,7 @@ class LocalStore:
             content = os.read(descriptor, wanted)
             if len(content) == size < wanted:
                 return content
-            with open(descriptor, "rb", closefd=False) as rest:  # larger, or it is changing right now
+            with open(descriptor, "rb", closefd=False) as rest:  # the file is larger, or is being changed
                 return content + read_at_most(rest, most - len(content)) if len(content) <= most else content
         finally:
             os.close(descriptor)
@@ -80,7 +80,7 @@ class LocalStore:
             os.close(descriptor)
 
     def _opened(self, file: str) -> tuple[int, int]:
-        """A regular file's descriptor and size."""
+        """Open a regular file and return its descriptor and size."""
         descriptor = os.open(self.path(file), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         status = os.fstat(descriptor)
         if stat.S_ISREG(status.st_mode) and status.st_dev not in _SYSTEM:
@@ -100,8 +100,8 @@ class LocalStore:
         return sorted(folders), sorted(files)
 
     def files(self) -> Iterator[str]:
-        """Follow links to folders unless they are hidden, but list each folder once: in its own place if it
-        has one."""
+        """Yield all files. Links to folders are followed unless they are hidden, but each folder is listed
+        once: at its real path if that is in this store."""
         root = self._identity("")
         seen = {root}  # only folders reached through links, which are few
         waiting = [("", False)]
@@ -123,11 +123,11 @@ class LocalStore:
                     seen.add(identity)
                 inside.append((below + name, is_link or is_linked))
             waiting += reversed(inside)
-        if self._identity("") != root:  # unmounted meanwhile: the list is not complete
+        if self._identity("") != root:  # unmounted meanwhile, so the list is incomplete
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), self.location)
 
     def _has_its_place(self, link: str) -> bool:
-        """Whether a link leads to a visible folder of this store, which is then listed there."""
+        """Whether a link leads to a visible folder of this store, which is then listed at its real path."""
         base = os.path.realpath(self.location) + "/"
         target = os.path.realpath(self.path(link))
         return target.startswith(base) and not is_hidden(target.removeprefix(base))
@@ -147,15 +147,15 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def open_store(location: str, config_key: str = "dataset.source.path") -> Store:
-    """The store of a folder; nothing is touched yet.
+    """Return the store of a folder without accessing it yet.
 
-    UsageError naming `config_key` for an invalid address and, at first use, where the package for its scheme
-    is not installed.
+    Raises a UsageError that names `config_key` for an invalid address and, at first use, if the package for
+    its scheme is not installed.
     """
     if not is_remote(location):
         return LocalStore(location)
     if not is_valid(location):
-        raise UsageError(f"{config_key}: {redact(location)} is no valid address")
+        raise UsageError(f"{config_key}: {redact(location)} is not a valid address")
     from tasks.core.remote.remote_stores import RemoteStore  # fsspec takes a while to import
 
     return RemoteStore(location, config_key)

@@ -1,8 +1,8 @@
-"""How far a stage is, how fast it goes and what is left: `1,040/1,500 steps · loss 1.48 · 9.6/s · 48 s left`.
+"""Progress, rate and remaining time of a stage: `1,040/1,500 steps · loss 1.48 · 9.6/s · 48 s left`.
 
-The rate is that of the last minute, so that the figures follow a stage that slows down, and do not count what
-was done before it was resumed. A stage that stands still has no rate and so promises no end, and what it did
-before does not count when it goes on.
+The rate is measured over the last minute, so that it follows a stage that slows down and does not count work
+from before a resume. A stalled stage shows no rate and no remaining time, and its work from before the stall
+does not count when it continues.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from tasks.core.units import format_duration, number
 
 WINDOW_S = 60.0
 LEAST_S = 2.0
-"""A rate over less time says little."""
+"""The shortest time over which a rate is shown; over less it is too noisy."""
 INTERVALS = 3.0
-"""A stage stands still when it has not grown for WINDOW_S, and for so many times what it takes to grow."""
+"""A stage is stalled if it has not advanced for WINDOW_S and for this many of its usual intervals."""
 
 
 def how_far(done: int, total: int, note: str) -> str:
@@ -27,24 +27,24 @@ def how_far(done: int, total: int, note: str) -> str:
 
 
 class Pace:
-    """The progress of one stage, as `heard` is told of it; `clock` gives seconds that never go back."""
+    """The progress of one stage, as passed to `update`; `clock` returns seconds that never decrease."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._seen: deque[tuple[float, int]] = deque()
         self._total = 0
-        self._says = ""
+        self._text = ""
         self._is_stalled = False
 
-    def heard(self, done: int, total: int, note: str, detail: str = "", is_stalled: bool = False) -> None:
-        """Take down how far the stage is; `detail` is one more figure, such as `loss 1.48`. Nothing but its
-        own rate shows of a stage without `is_stalled` whether it stands still."""
+    def update(self, done: int, total: int, note: str, detail: str = "", is_stalled: bool = False) -> None:
+        """Record the progress of the stage; `detail` is one more figure, such as `loss 1.48`. Without
+        `is_stalled`, only the rate shows whether the stage is stalled."""
         now, stood_still = self._clock(), self._stands_still()
         self._is_stalled = is_stalled
-        if (self._seen and done < self._seen[-1][1]) or total != self._total:  # it counts something else now
+        if (self._seen and done < self._seen[-1][1]) or total != self._total:  # the unit has changed
             self._seen.clear()
         self._total = total
-        self._says = " · ".join(part for part in (how_far(done, total, note), detail) if part)
+        self._text = " · ".join(part for part in (how_far(done, total, note), detail) if part)
         if self._seen and self._seen[-1][1] == done:
             return
         if stood_still:
@@ -61,13 +61,13 @@ class Pace:
     def __str__(self) -> str:
         rate = self._rate()
         if rate is None:
-            return self._says
+            return self._text
         left_s = (self._total - self._seen[-1][1]) / rate
         left = f" · {format_duration(left_s)} left" if self._total and left_s > 0 else ""
-        return f"{self._says} · {number(rate, 2)}/s{left}"
+        return f"{self._text} · {number(rate, 2)}/s{left}"
 
     def _rate(self) -> float | None:
-        """Per second; None before there is one."""
+        """Return the rate per second; None while it is not known."""
         if len(self._seen) < 2 or self._stands_still():
             return None
         (began, first), (_, last) = self._seen[0], self._seen[-1]

@@ -1,7 +1,7 @@
-"""HTML pages in one self-contained file, without scripts.
+"""Renders HTML pages as one self-contained file without scripts.
 
 A page can be mailed, archived or opened years later, so its style is inline, images are data URIs and charts
-are SVG. The base template forbids scripts to the browser as well, so that a hostile caption is not dangerous.
+are SVG. The base template forbids scripts to the browser as well, so that a hostile caption can do no harm.
 The price is that nothing on a page can be sorted or zoomed.
 
 A template is named `<package>/<file>` and lies in `tasks/<package>/templates/`: every package has its own and
@@ -22,9 +22,9 @@ from tasks.core.units import FILTERS
 
 
 def render(template: str, **values: Any) -> str:
-    """The page of `template` (such as `reporting/report.html`) filled with `values`.
+    """Render the page of `template` (such as `reporting/report.html`) with `values`.
 
-    Values are escaped unless they are `markupsafe.Markup`. A value that the template needs and did not get
+    Values are escaped unless they are `markupsafe.Markup`. A missing value
     raises jinja2.UndefinedError. Text that UTF-8 cannot carry (lone surrogates) shows as `?`.
     """
     page = _environment().get_template(template).render(**values)
@@ -32,12 +32,12 @@ def render(template: str, **values: Any) -> str:
 
 
 def image_uri(content: bytes, mime: str) -> str:
-    """`content` as a `data:` URI, for the `src` of an image."""
+    """Return `content` as a `data:` URI, for the `src` of an image."""
     return f"data:{mime};base64,{base64.b64encode(content).decode('ascii')}"
 
 
 def _source(name: str) -> str | None:
-    """A template's text, also from an installed wheel; None (TemplateNotFound) when there is none."""
+    """Return a template's text, also from an installed wheel; None (TemplateNotFound) if there is none."""
     package, _, file = name.partition("/")
     template = files(f"tasks.{package}") / "templates" / file
     return template.read_text(encoding="utf-8") if template.is_file() else None

@@ -1,7 +1,7 @@
-"""Who a process is, whether it is alive, and how its life is tied to its starter's.
+"""Identifies processes, checks whether they are alive, and ties their lifetime to their starter's.
 
-A pid alone identifies nothing: pids are reused, and each pid namespace (a container) counts its own. Host,
-boot id, namespace, pid and start time together do.
+A pid alone identifies no process: pids are reused, and each pid namespace (a container) has its own numbers.
+Host, boot id, namespace, pid and start time together identify one.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ import psutil
 _last_acts: list[Callable[[], None]] = []
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Of glibc's <malloc.h>."""
+"""Constants from glibc's <malloc.h>."""
 PR_SET_PDEATHSIG = 1
-"""From linux/prctl.h."""
+"""The constant from linux/prctl.h."""
 LARGEST_KEPT = 32 << 20
 """Bytes; glibc takes no higher threshold."""
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -35,7 +35,7 @@ CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 @cache
 def boot_id() -> str:
-    """The kernel's id of this boot; the boot time where there is none."""
+    """Return the kernel's id of this boot, or the boot time if there is none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -43,7 +43,7 @@ def boot_id() -> str:
 
 
 def pid_namespace() -> str | None:
-    """The kernel's name for this process's pid namespace; None on systems without them."""
+    """Return the kernel's name for this process's pid namespace; None on systems without namespaces."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -52,7 +52,7 @@ def pid_namespace() -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class Identity:
-    """One process, unmistakably.
+    """The unique identity of one process.
 
     `started` is its start time in Unix seconds, which moves when the clock is set. `ticks` is the kernel's
     own count since boot, which does not, and decides where the system has it (Linux). `namespace` is the pid
@@ -79,7 +79,7 @@ class Identity:
 
     @classmethod
     def of(cls, pid: int) -> Identity:
-        """The identity of a live process; psutil.NoSuchProcess when there is none."""
+        """Return the identity of a live process; raises psutil.NoSuchProcess if there is none."""
         started = round(psutil.Process(pid).create_time(), 2)
         return cls(socket.gethostname(), boot_id(), pid, started, _start_ticks(pid), pid_namespace())
 
@@ -130,7 +130,8 @@ class Identity:
 
 
 def _start_ticks(pid: int) -> int | None:
-    """Clock ticks from boot to the process's start, field 22 of /proc/PID/stat (proc(5)); None without it."""
+    """Return the clock ticks from boot to the process's start, field 22 of /proc/PID/stat (proc(5)); None
+    without it."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -139,7 +140,8 @@ def _start_ticks(pid: int) -> int | None:
 
 
 def available_cores() -> int:
-    """Cores this process may use, by affinity and by the container's quota (cgroup v2, cpu.max)."""
+    """Return the number of cores this process may use, by affinity and by the container's quota (cgroup v2,
+    cpu.max)."""
     cores = len(os.sched_getaffinity(0))
     try:
         quota, period = CPU_QUOTA.read_text(encoding="ascii").split()
@@ -150,8 +152,8 @@ def available_cores() -> int:
 
 @contextmanager
 def before_killed(act: Callable[[], None]) -> Iterator[None]:
-    """Have `act` called, in a thread of its own, when this process is to be killed in the block because its
-    starter ended: for what it has started elsewhere. It may take 3 s; a build's children end within 5 s."""
+    """Call `act` in its own thread if this process is about to be killed during the block because its starter
+    ended, so that it can end work elsewhere. `act` may take 3 s; a build's children end within 5 s."""
     _last_acts.append(act)
     try:
         yield
@@ -160,14 +162,15 @@ def before_killed(act: Callable[[], None]) -> Iterator[None]:
 
 
 def do_last_acts() -> None:
-    """Call what `before_killed` was told. An error goes unheard, as whoever would hear of it is gone."""
+    """Call the functions given to `before_killed`. Errors are ignored, because nobody is left to report
+    to."""
     for act in tuple(_last_acts):
         with suppress(Exception):
             act()
 
 
 def child_environment() -> dict[str, str]:
-    """This process's environment for a Python child that imports Tarmac, whatever its working directory.
+    """Return the environment for a Python child that imports Tarmac, whatever its working directory.
 
     `python -m` and `python -c` look in the working directory first, so a user's own `tasks.py` there would
     replace Tarmac's package.
@@ -178,7 +181,7 @@ def child_environment() -> dict[str, str]:
 def kill_tree(identity: Identity, grace_s: float = 5.0) -> None:
     """End a process and its descendants: SIGTERM, then SIGKILL after `grace_s` seconds.
 
-    Does nothing when the process is not this very one any more.
+    Does nothing if the pid now belongs to another process.
     """
     if not identity.is_alive():
         return
@@ -199,14 +202,14 @@ def kill_tree(identity: Identity, grace_s: float = 5.0) -> None:
 
 
 def signal_at_starters_end(sign: signal.Signals) -> None:
-    """Have the kernel send `sign` to this process when the thread that started it ends, in whatever way
-    (Linux); OSError where it refuses."""
+    """Have the kernel send `sign` to this process when the thread that started it ends, for any reason
+    (Linux); raises OSError if the kernel refuses."""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, sign) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 
 def die_with_parent() -> None:
-    """In a process started by multiprocessing: end at once when the starter ends, in whatever way.
+    """In a process started by multiprocessing: end at once when the starter ends, for any reason.
 
     The starter's sentinel is a pipe that the kernel closes, so nothing polls, and SIGKILL is noticed too.
     """
@@ -222,12 +225,13 @@ def die_with_parent() -> None:
 
 
 def keep_freed_memory() -> None:
-    """For a process that takes and frees the same large blocks again and again: a step's activations, a
-    picture's pixels.
+    """Make glibc keep freed blocks, for a process that allocates and frees the same large blocks repeatedly,
+    such as a step's activations or an image's pixels.
 
-    glibc gives such blocks back to the system, which zeroes them page by page when they are taken again: up
-    to 11 % of a small model's step on the CPU, and 7 % of the time of decoding pictures. Now they stay in the
-    process, but for those above 32 MiB. Other C libraries stay as they are.
+    By default glibc returns such blocks to the system, which zeroes them page by page when they are allocated
+    again: this takes up to 11 % of a small model's step on the CPU, and 7 % of the time of decoding images.
+    After this call they stay in the process, except for blocks above 32 MiB. Other C libraries are
+    unaffected.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:

@@ -1,8 +1,8 @@
-"""The format of `quarantine.jsonl`: samples known to be bad, which no reader takes until they are repaired.
+"""The format of `quarantine.jsonl`: samples known to be bad, which readers skip until they are repaired.
 
 The file has one JSON object per line, `{version, split, shard, key, reason}`, sorted, so that equal sets of
-samples give equal bytes. An entry is about one version only. The file lies in a dataset's folder, and a run
-keeps a copy of the lines about its version.
+samples give equal bytes. An entry applies to one version only. The file is in the dataset's folder, and a run
+keeps a copy of the lines for its version.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NAME = "quarantine.jsonl"
 
 @dataclass(frozen=True, order=True)
 class Quarantined:
-    """One sample: `version` by its 12 digits, `shard` as `train/000007.tar`, `reason` a verify code."""
+    """One sample. `version` has 12 digits, `shard` reads `train/000007.tar`, `reason` is a code of verify."""
 
     version: str
     split: str
@@ -31,18 +31,19 @@ class Quarantined:
 
     @property
     def sample(self) -> tuple[str, str, str]:
-        """What identifies the sample, whatever the reason."""
+        """The fields that identify the sample, without the reason."""
         return self.version, self.shard, self.key
 
 
 def home(version: Path) -> Path:
-    """The folder of a version's quarantine: its dataset, or the version itself where it lies alone."""
+    """Return the folder of a version's quarantine: its dataset, or the version itself if it stands alone."""
     real = version.resolve()
     return real.parent.parent if real.parent.name == "versions" else real
 
 
 def read_quarantine(path: Path) -> list[Quarantined]:
-    """The entries of a file, none where it is missing; DataError that names file and line of a torn one."""
+    """Return the entries of a file, none if it is missing; a DataError names file and line of a torn
+    entry."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -54,7 +55,7 @@ def read_quarantine(path: Path) -> list[Quarantined]:
 
 
 def to_text(entries: Iterable[Quarantined]) -> str:
-    """The file's content, the same for the same entries in any order."""
+    """Return the file's content, which is the same for the same entries in any order."""
     lines = [json.dumps(dataclasses.asdict(entry), ensure_ascii=False) for entry in sorted(entries)]
     return "".join(f"{line}\n" for line in lines)
 

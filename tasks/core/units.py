@@ -1,7 +1,7 @@
-"""Figures and paths as people write and read them: `256MB` in a config, `1.26 MB` and `71 s` on a page.
+"""Parses and formats figures and paths: `256MB` in a config, `1.26 MB` and `71 s` on a page.
 
-A bare number in a config is refused, because nobody can tell which unit was meant. Each function of FILTERS
-is also a filter of the page templates; what is unknown (None, not finite) shows as a dash.
+A bare number in a config is an error, because its unit is ambiguous. Each function of FILTERS is also a
+filter of the page templates; unknown values (None, not finite) are shown as a dash.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def _parse(value: object, units: dict[str, int], example: str) -> int:
 
 
 def parse_duration(value: object) -> int:
-    """Seconds in a duration such as `90s` or `48h`; ValueError without a known unit."""
+    """Return the seconds in a duration such as `90s` or `48h`; ValueError without a known unit."""
     return _parse(value, SECONDS, "48h")
 
 
 def parse_size(value: object) -> int:
-    """Bytes in a size such as `256MB` (powers of ten); ValueError without a known unit."""
+    """Return the bytes in a size such as `256MB` (powers of ten); ValueError without a known unit."""
     return _parse(value, BYTES, "256MB")
 
 
@@ -57,7 +57,7 @@ def counted(value: float | None, thing: str, things: str = "") -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """To `digits` significant figures: 4.1589 -> `4.16`, 3410.2 -> `3,410`, 1.25e-06 -> `1.25e-6`."""
+    """Round to `digits` significant figures: 4.1589 -> `4.16`, 3410.2 -> `3,410`, 1.25e-06 -> `1.25e-6`."""
     if value is None or not math.isfinite(value):
         return NOTHING
     if value != 0 and not 1e-4 <= abs(value) < 1e15:
@@ -68,7 +68,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def interval(low: float, high: float) -> str:
-    """What an estimate lies in: `0.926 to 0.976`, which need not be as far above it as below."""
+    """Format a confidence interval as `0.926 to 0.976`, since it need not be symmetric."""
     return f"{number(low)} to {number(high)}"
 
 
@@ -107,7 +107,7 @@ def when(timestamp: float | None) -> str:
 
 
 def shorten(text: str, limit: int = 160) -> str:
-    """A text on one line, cut to `limit` characters."""
+    """Return a text on one line, cut to `limit` characters."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
 
@@ -116,6 +116,6 @@ FILTERS = (count, counted, number, interval, percent, size, duration, when, shor
 
 
 def near(path: Path) -> str:
-    """The path as a person in the working directory would type it: relative only where it lies below."""
+    """Return the path as a user would type it: relative if it is below the working directory."""
     relative = os.path.relpath(path)
     return os.path.abspath(path) if relative.startswith("..") else relative

@@ -209,7 +209,11 @@ def test_ranks_that_a_launcher_starts_share_a_batch(digits_dataset: Path, tmp_pa
             "--nproc_per_node=2, -m, open_clip_train.main]",
         ),
         (TORCHRUN, ["engine={train: {ranks: 4}}", "train.batch_size=16"], "engine.train.ranks: asks for 4"),
-        (TORCHRUN, ["train.batch_size=15"], "train.batch_size: 15 samples cannot be divided evenly among 2 ranks"),
+        (
+            TORCHRUN,
+            ["train.batch_size=15"],
+            "train.batch_size: 15 samples cannot be divided evenly among 2 ranks",
+        ),
         (
             [*TORCHRUN, "--batch-size", "16"],
             [],

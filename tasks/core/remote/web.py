@@ -1,8 +1,8 @@
 """Requests to web servers, in place of those of fsspec's own client.
 
-That one takes any failed look-up for a missing file, reads the whole file for every block from a server that
-ignores ranges, and accepts whatever a server sends. Here a failure keeps its kind, a file without ranges goes
-once through a temporary file, and no more is read than was asked for.
+fsspec's client treats any failed look-up as a missing file, reads the whole file for every block from a
+server that ignores ranges, and accepts any amount of data. Here a failure keeps its type, a file without
+ranges is copied once to a temporary file, and no more is read than was requested.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any, BinaryIO
 from tasks.core.stores import NotRegular
 
 IN_MEMORY = 8 << 20
-"""Bytes; larger files of servers that give no parts wait on disk for their reader."""
+"""Bytes; larger files of servers without range requests are buffered on disk."""
 CHUNK = 1 << 20
 TAGS = ("ETag", "Content-MD5", "Last-Modified")
 NOT_BY_HEAD = (400, 401, 403, 405, 501)
-"""Answers of servers that allow GET alone, as signed addresses do."""
+"""Status codes of servers that allow only GET, as signed addresses do."""
 
 
 class WrongAnswer(OSError):
-    """A server that answers, but not what it was asked for; asking again would not help."""
+    """A server sent something other than what was requested; a retry would not help."""
 
 
 async def info(fs: Any, url: str) -> dict[str, Any]:
-    """Size and tags in fsspec's terms; a page that lists a folder is a directory."""
+    """Return size and tags in fsspec's format; a page that lists a folder is a directory."""
     session = await fs.set_session()
     async with session.head(_encoded(fs, url), allow_redirects=True, **fs.kwargs) as answer:
         if answer.status not in NOT_BY_HEAD:
@@ -38,8 +38,8 @@ async def info(fs: Any, url: str) -> dict[str, Any]:
 async def begin(
     fs: Any, url: str, count: int, most: int | None = None
 ) -> tuple[bytes | None, int, BinaryIO | None]:
-    """The first `count` bytes and the file's size; from a server that gives no parts the whole file, or a
-    little more than `most` bytes of it."""
+    """Return the first `count` bytes and the file's size; from a server without range requests the whole
+    file, or slightly more than `most` bytes of it."""
     session = await fs.set_session()
     async with session.get(_encoded(fs, url), **_with_range(fs, 0, count)) as answer:
         if answer.status == 416:
@@ -58,12 +58,12 @@ async def begin(
 
 
 async def part(fs: Any, url: str, start: int, end: int) -> bytes:
-    """The bytes from `start` to before `end`."""
+    """Return the bytes from `start` up to but not including `end`."""
     session = await fs.set_session()
     async with session.get(_encoded(fs, url), **_with_range(fs, start, end)) as answer:
         answer.raise_for_status()
         if answer.status != 206:
-            raise WrongAnswer(errno.EIO, "the server gives no parts any more")
+            raise WrongAnswer(errno.EIO, "the server no longer supports range requests")
         return await _content(answer, end - start)
 
 
@@ -72,7 +72,7 @@ async def _content(answer: Any, most: int) -> bytes:
     async for chunk in answer.content.iter_chunked(CHUNK):
         size += len(chunk)
         if size > most:
-            raise WrongAnswer(errno.EIO, "the server sends more than it was asked for")
+            raise WrongAnswer(errno.EIO, "the server sends more than was requested")
         pieces.append(chunk)
     return b"".join(pieces)
 
@@ -97,7 +97,7 @@ def _described(answer: Any, url: str) -> dict[str, Any]:
 
 
 def _size(answer: Any) -> int:
-    """In bytes; -1 where the server does not say."""
+    """Return the size in bytes; -1 if the server does not report it."""
     whole = answer.headers.get("Content-Range", "").rpartition("/")[2]
     if whole.isdecimal():
         return int(whole)
