@@ -153,7 +153,9 @@ def _resolved(train: Train, version: Path) -> Train:
     if isinstance(weights, str) and os.path.isfile(weights):
         changes["model"] = {**train.model, "pretrained": os.path.abspath(weights)}
     elif isinstance(weights, str) and os.path.isabs(weights):
-        raise UsageError(f"train.model.pretrained: there is no file {weights}, whose content names the run")
+        raise UsageError(
+            f"train.model.pretrained: there is no file {weights}; the run's id depends on its content"
+        )
     if train.epochs is not None:
         samples = train_samples(version)
         steps = train.epochs * samples // train.batch_size

@@ -94,8 +94,10 @@ class RunRecord(BaseModel):
         return self.state in UNDER_WAY and not agent_is_alive
 
     def has_agent(self, holder: Holder | None) -> bool:
-        """Whether the holder of the run's lease is the agent of the last attempt; a starter, whose agent is
-        yet to come, is not."""
+        """Return whether the holder of the run's lease is the agent of the last attempt.
+
+        A starter is not, as its agent has yet to come.
+        """
         return holder is not None and bool(self.attempts) and self.attempts[-1].is_of(holder.identity)
 
     def having(self, **changes: Any) -> RunRecord:

@@ -405,7 +405,7 @@ class Trouble:
 
 
 class Chores:
-    """What an agent does beside its training, so that a failure of it never ends a training that is sound.
+    """Does what an agent does beside its training; a failure here never ends a training that is sound.
 
     A shared file system answers with an error now and then, and anybody may leave a file that nobody expects.
     So a failure is logged, and the chore is tried again after pauses that double. Only where nothing trains

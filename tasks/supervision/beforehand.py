@@ -58,7 +58,10 @@ def lacking_weights(config: Config, version: Path | None) -> list[str]:
 
 
 def _missing(config: Config, version: Path | None, fresh: bool) -> list[Lack]:
-    """What is not on this machine, or not as it was fetched; a run that has a checkpoint starts from that."""
+    """Return what is missing on this machine, or changed since it was fetched.
+
+    A run that has a checkpoint starts from that.
+    """
     if config.train is None:
         return []
     if version is not None and not fresh and list_checkpoints(locate(config, version)):

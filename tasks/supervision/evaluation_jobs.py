@@ -48,9 +48,9 @@ STUCK_S = 300.0
 """How long a job may be held in Slurm's queue before it is given up: a person may hold it for a moment."""
 ENDED = "its job was ended with the run"
 SUBMITIT = re.compile(r"([A-Z]+:)?submitit[ :]")
-"""How a line of submitit's own begins, by its logger or by the root's."""
+"""Matches the start of a line that submitit itself logged, by its logger or by the root's."""
 OURS = re.compile(r"^tasks\.core\.errors\.\w+: ")
-"""How Python names an error whose text is a sentence for people."""
+"""Matches the name that Python prints before one of our own errors, whose text is written for users."""
 logger = logging.getLogger(__name__)
 
 

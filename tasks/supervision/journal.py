@@ -137,7 +137,7 @@ class AttemptJournal:
         self._save(self.record.having_last(ended=now, outcome=outcome).having(job=job))
 
     def _last_sign_of(self, attempt: Attempt) -> float:
-        """When the training or the evaluations of an attempt whose agent was killed last wrote something."""
+        """Return when the training or the evaluations of a killed agent's attempt last wrote something."""
         phase = phases.read_phase(self._run.phase())
         signs = [entry.at for entry in ledger.read_ledger(self._run.ledger)]
         return max([attempt.started, *signs, *([phase.at] if phase is not None else [])])

@@ -41,7 +41,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Started:
-    """What `start_or_adopt` did. `job` is None when nothing was left to do, or the agent's job is not known.
+    """The outcome of `start_or_adopt`.
+
+    `job` is None when nothing was left to do, or the agent's job is not known.
 
     `by` is the flow run that started the agent, None where none did. `changes` names the code and package
     versions that differ from the run's last attempt.
@@ -217,9 +219,9 @@ def _gone(status: RunStatus) -> str:
 
 
 def _end_of(status: RunStatus, log: Path, quoted: str = "") -> str:
-    """The last lines of a log, except a line that `quoted` already ends with, and the log's path.
+    """Return the last lines of a log, except a line that `quoted` already ends with, and the log's path.
 
-    For private data, whose keys the lines may quote, only the path.
+    For private data it returns only the path, as the lines may quote keys.
     """
     if config_of(status.run).dataset.private:
         return f"  log: {log} (not quoted here, because the dataset is private)"

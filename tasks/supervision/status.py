@@ -73,7 +73,7 @@ class RunStatus:
     checkpoints: Sequence[int]
     agent_is_alive: bool
     best: BestCheckpoint | None
-    """What `checkpoints/best` points at."""
+    """The checkpoint that `checkpoints/best` points at."""
     silent_s: float = 0.0
     """Seconds since the training last wrote what it is doing; 0 where that is not long, or none runs."""
     stalled_s: float = 0.0

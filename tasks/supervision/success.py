@@ -68,7 +68,7 @@ KNOWN_ENDS: tuple[tuple[str, str, str], ...] = (
         f"lower {LEVERS}, or use precision bf16; {RESUME}",
     ),
 )
-"""What a training prints when it dies of a known cause: pattern, code, remedy."""
+"""The known causes of a training's death: the pattern of what it prints, the code and the remedy."""
 QUOTED = ("run.no_batches", "worker.crashed", "sample.poison")
 """Causes that the last line of the log describes best."""
 OF_ALL_RANKS = ("run.no_batches", "loss.nonfinite")
@@ -189,7 +189,7 @@ def judge_end(ended: TrainingEnd) -> RunVerdict:
     """
     if ended.stalled is not None:  # its causes were recorded as they were found
         tried = f" after {counted(ended.restarts, 'restart')}" if ended.restarts else ""
-        return RunVerdict("failed", f"{ended.stalled}; ended{tried}, as train.on_stall says")
+        return RunVerdict("failed", f"{ended.stalled}; ended{tried}, as train.on_stall requires")
     complete = ended.exit_code == 0 and ended.step >= ended.last_step
     if ended.stop is not None and not (complete and ended.checkpoint == ended.last_step):
         return _judge_stopped(ended, ended.stop)

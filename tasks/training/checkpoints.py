@@ -250,7 +250,7 @@ def _copy(value: Any, known: dict[tuple[Any, ...], torch.Tensor]) -> Any:
 
 
 def _remedy(error: Exception, place: Path, model: nn.Module) -> str:
-    """What to do about the error.
+    """Return what the user can do about the error.
 
     torch raises a RuntimeError for a full disk and for a lack of memory alike, so this tries whether the disk
     takes as much as model and optimizer may need.

@@ -51,7 +51,7 @@ END_S = 10.0
 """How long the command may take to end when it is asked to."""
 SAVED = re.compile(r"(?P<unit>epoch|step)_(?P<count>\d+)\.(?:pt|safetensors)")
 VALIDATION_LOSS = "clip_val_loss"
-"""What open_clip's `results.jsonl` calls it."""
+"""The name of the validation loss in open_clip's `results.jsonl`."""
 NO_METRICS = ("epoch", "num_samples")
 logger = logging.getLogger(__name__)
 
@@ -116,9 +116,9 @@ class FollowedCommand:
         return self._is_terminated.is_set() and self._run.stop.exists()
 
     def _chunks(self, descriptor: int) -> Iterator[bytes]:
-        """What it prints as it comes, and an empty chunk every POLL_S.
+        """Yield what the command prints as it comes, and an empty chunk every POLL_S.
 
-        Ends with the command, even where a process that it left behind holds its output.
+        It ends with the command, even where a process that it left behind holds its output.
         """
         while True:
             is_over = self._process.poll() is not None
@@ -257,7 +257,7 @@ def _train(run: RunFolder) -> int:
     )
     code = command.to_the_end()
     if command.failure and not is_terminated.is_set():
-        raise DataError(f"{trainer.name} says: {command.failure}")
+        raise DataError(f"{trainer.name} reports: {command.failure}")
     if code == 0:
         phases.set("end", command.step)
     return code if code >= 0 else 128 - code

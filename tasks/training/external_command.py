@@ -40,7 +40,9 @@ def command_of(config: Config, version: Path, workers: int, output: Path) -> tup
     if trainer.options is None:
         return list(command.words), trainer
     if not options.gives and not command.has("--model"):
-        raise UsageError(f"train.model: {trainer.name} has to be told which model; give name or config")
+        raise UsageError(
+            f"train.model: {trainer.name} needs to know which model to train; give name or config"
+        )
     given = trainer.options(_assignment(config, options, version, workers, output, command.ranks))
     lacking = [pair for pair in given.items() if not command.has(pair[0])]
     return command.having([word for pair in lacking for word in pair if word]), trainer

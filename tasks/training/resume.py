@@ -68,8 +68,10 @@ def is_due(step: int, options: Train) -> bool:
 
 
 def generators_of(ranks: Ranks) -> dict[str, Any]:
-    """Return the generators of all ranks but the first, whose own the checkpoint has already; empty for
-    one."""
+    """Return the generators of all ranks but the first, whose generators the checkpoint has already.
+
+    The result is empty for a single rank.
+    """
     gathered = {name: ranks.of_all(state) for name, state in random_state().items()}
     others = [{name: states[rank] for name, states in gathered.items()} for rank in range(1, ranks.count)]
     return {"ranks": others} if others else {}

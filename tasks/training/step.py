@@ -30,7 +30,7 @@ from tasks.training.ranks import ALONE, Ranks, Spread
 
 
 class StepResult(NamedTuple):
-    """What a step did: its mean loss and logs, of shape [] and detached, and its learning rates by part.
+    """The result of a step: its mean loss and logs, of shape [] and detached, and its learning rates by part.
 
     `scale` is None, except for a step that was skipped because its gradients were not finite: the new loss
     scale.

@@ -62,7 +62,7 @@ def test_a_training_that_always_stands_still_ends_with_the_cause(tmp_path: Path)
     status = look_at_run(run)
     assert status.state == "failed"
     assert ": checkpoint.stalled: rank 0 writes" in status.reason
-    assert status.reason.endswith("ended after 1 restart, as train.on_stall says")
+    assert status.reason.endswith("ended after 1 restart, as train.on_stall requires")
     wait_for(lambda: not look_at_run(run).agent_is_alive, 60)
     wait_for(lambda: processes_of(tmp_path) == [], 60)
 
