@@ -78,7 +78,7 @@ def identity(config: Config, data: Sequence[DataRef], quarantine: str | None = N
 
 
 def _by_content(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The model with the BLAKE3 of its file of pretrained weights in place of the path."""
+    """Return the model with the BLAKE3 of its file of pretrained weights in place of the path."""
     weights = model.get("pretrained")
     if not isinstance(weights, str) or not Path(weights).is_file():
         return dict(model)

@@ -44,7 +44,7 @@ SIGNAL_DELAY_S = 60
 """A job is warned of its time limit this long before it is ended, or at half time if that is later."""
 SUBMIT_TIMEOUT_S = 60
 UNLIMITED_S = 100 * 365 * 24 * 3600
-"""What submitit, which requires a time limit, is given where there is none."""
+"""The time limit for a job without one, as submitit requires a limit."""
 SUBMITTED = "job.json"
 """The helper's answer, in the folder of the job."""
 CONTROLLER = "SUBMITIT_LOCAL_JOB_ID"

@@ -42,7 +42,7 @@ class RankRequest(IntEnum):
 
 @dataclass
 class Vote:
-    """What this rank asks for and, once all have voted, what holds."""
+    """The request of this rank and, once all ranks have voted, the one that holds."""
 
     order: RankRequest = RankRequest.GO_ON
 
