@@ -89,7 +89,7 @@ class Layout:
 
 
 def layout(chart: Chart) -> Layout:
-    """The places of everything on a chart; ValueError where no point has a value."""
+    """Compute the positions of everything on a chart; raises ValueError if no point has a value."""
     places = [x for series in chart.series for x, y in series.points if y is not None]
     heights = [y for series in chart.series for _, y in series.points if y is not None]
     heights += [end for series in chart.series for _, *ends in series.intervals for end in ends]
@@ -106,9 +106,11 @@ def layout(chart: Chart) -> Layout:
     def to_y(value: float) -> float:
         return round(FRAME.bottom - (value - y_low) / (y_high - y_low) * (FRAME.bottom - FRAME.top), 1)
 
+    to_text = percent if chart.y_unit == "share" else number
+
     def shape(series: Series) -> Shape:
         marks = [
-            (to_x(x), to_y(y), f"{chart.x_label} {number(x, 9)}: {_label(y, chart)}")
+            (to_x(x), to_y(y), f"{chart.x_label} {number(x, 9)}: {to_text(y)}")
             for x, y in series.points
             if y is not None and series.marked
         ]
@@ -128,7 +130,8 @@ def layout(chart: Chart) -> Layout:
 
 
 def ticks(low: float, high: float, outside: bool, about: int = 5) -> list[float]:
-    """Values 1, 2 or 5 times a power of ten apart that lie in [low, high] or, `outside`, enclose it."""
+    """Return values 1, 2 or 5 times a power of ten apart that lie in [low, high] or, `outside`, enclose
+    it."""
     rough = (high - low) / about
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
@@ -140,7 +143,8 @@ def ticks(low: float, high: float, outside: bool, about: int = 5) -> list[float]
 
 
 def tick_text(value: float, marks: Sequence[float], unit: Literal["number", "share"] = "number") -> str:
-    """A tick's label, with the decimals that tell neighbours apart: `0.2`, `1,500`, `20k`, `5e-7`, `40 %`."""
+    """Return a tick's label with as many decimals as neighbours need to differ: `0.2`, `1,500`, `20k`,
+    `5e-7`, `40 %`."""
     step = marks[1] - marks[0] if len(marks) > 1 else abs(value) or 1.0
     if unit == "share":
         return percent(value, _decimals(step * 100))
@@ -163,12 +167,8 @@ def _is_whole(value: float) -> bool:
     return abs(value - round(value)) < 1e-6
 
 
-def _label(value: float, chart: Chart) -> str:
-    return percent(value) if chart.y_unit == "share" else number(value)
-
-
 def _range(values: Sequence[float]) -> tuple[float, float]:
-    """From the lowest to the highest of the values and zero, and never empty."""
+    """Return the range of the values and zero; it is never empty."""
     lowest, highest = min(0.0, *values), max(0.0, *values)
     return (lowest, highest) if highest > lowest else (0.0, 1.0)
 
@@ -198,7 +198,7 @@ class Bars:
     edges: Sequence[float]
     heights: Sequence[float]
     names: Sequence[str]
-    """What each bar's tooltip calls it."""
+    """The name of each bar in its tooltip."""
     lines: Sequence[tuple[str, float]] = ()
     note: str = ""
     is_whole: bool = False
@@ -229,7 +229,7 @@ class BarLayout:
 
 
 def layout_bars(bars: Bars) -> BarLayout:
-    """The places of all bars; ValueError where there are none, or their edges do not rise."""
+    """Compute the positions of all bars; raises ValueError if there are none or their edges do not rise."""
     edges, heights = bars.edges, bars.heights
     if not heights or len(edges) != len(heights) + 1 or edges[-1] <= edges[0]:
         raise ValueError(f"the chart {bars.title!r} has no bars")

@@ -1,4 +1,4 @@
-"""The files that a location stands for: a file, a folder, or a pattern of files.
+"""Expands a location to its files: a file, a folder, or a pattern of files.
 
 Braces are choices and are expanded first, as in a shell (`{000..041}`, `{train,val}`); `*`, `?` and `[..]`
 match within a name, `**` any depth. Only folders that may hold a match are listed, hidden names match only
@@ -35,11 +35,11 @@ from tasks.core.stores import (
 from tasks.core.units import shorten
 
 MOST_FILES = 10_000_000
-"""Names that braces may stand for."""
+"""The most names to which braces may expand."""
 LONGEST_RANGE = 60
-"""Characters of a range; Python refuses to read numbers of thousands of digits."""
+"""The most characters of a range; Python cannot parse numbers of thousands of digits."""
 FEW_FILES = 8
-"""Up to this many names, each file is looked for by itself; more in a list of their folder."""
+"""Up to this many names are checked one by one; more are looked up in a listing of their folder."""
 
 _BRACES = re.compile(r"\{[^{}]*(?:,|\.\.|\{).*\}")
 _GROUP = re.compile(r"\{([^{}]*)\}")
@@ -50,11 +50,11 @@ _EXPRESSIONS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
 
 def expand(location: str, suffixes: Sequence[str], config_key: str = "dataset.source.path") -> list[str]:
-    """The files that a location stands for, as locations; local ones are absolute.
+    """Return the files of a location, as locations; local ones are absolute.
 
     `raw/*.parquet` promises at least one file, `s3://b/{train,val}/{000000..000042}.tar` every one of them. A
     folder stands for all files below it with one of `suffixes` (lower case, with the dot), sorted by name,
-    without hidden ones. UsageError that names `config_key` where something promised is missing.
+    without hidden ones. Raises a UsageError that names `config_key` if a promised file is missing.
     """
     promised = [location] if _exists(location) else list(dict.fromkeys(expand_braces(location, config_key)))
     try:
@@ -85,9 +85,9 @@ def _nothing_found(promised: str, location: str, has_suffix: bool, suffixes: Seq
 
 
 def expand_braces(location: str, config_key: str) -> list[str]:
-    """The names that the braces of a location stand for, in order; the location itself where it has none.
+    """Return the names to which the braces of a location expand, in order; without braces, the location.
 
-    UsageError for a range that runs backwards and for more than MOST_FILES names.
+    Raises UsageError for a range that runs backwards and for more than MOST_FILES names.
     """
     if _most_names(location, config_key) > MOST_FILES:
         name = shorten(location)
@@ -99,8 +99,8 @@ def expand_braces(location: str, config_key: str) -> list[str]:
 
 
 def _most_names(location: str, config_key: str) -> int:
-    """An upper bound of what braces stand for, found without expanding them: braceexpand holds all names of
-    a group at once, so a hostile pattern would take the memory before it could be counted."""
+    """Return an upper bound of the number of names without expanding the braces: braceexpand holds all names
+    of a group at once, so a hostile pattern would exhaust the memory before it could be counted."""
     most, rest = 1, location
     while most <= MOST_FILES and (group := _GROUP.search(rest)):
         numbers = _RANGE.fullmatch(group[1])
@@ -117,7 +117,7 @@ def _most_names(location: str, config_key: str) -> int:
 
 
 def would_match(location: str, file: str) -> bool:
-    """Whether a local location would stand for this file, an absolute path, if the file existed."""
+    """Whether a local location would include this file, an absolute path, if the file existed."""
     promised = [location] if _exists(location) else expand_braces(location, "path")
     return any(_would_match(os.path.abspath(one), file) for one in promised)
 
@@ -139,7 +139,8 @@ def _would_match(promised: str, file: str) -> bool:
 
 
 def base_folder(location: str) -> str:
-    """The folder that holds all files of a location, absolute if local; names shown to people start there."""
+    """Return the folder that holds all files of a location, absolute if local; names in messages start
+    there."""
     if not _exists(location):
         start = pattern_start(location)
         if start is not None:
@@ -148,14 +149,14 @@ def base_folder(location: str) -> str:
 
 
 def pattern_start(location: str) -> int | None:
-    """Where the first brace or wildcard of a location stands; None without any."""
+    """Return the position of the first brace or wildcard of a location; None without any."""
     braces = _BRACES.search(location)
     starts = (braces.start() if braces else None, wildcard_in(location))
     return min((start for start in starts if start is not None), default=None)
 
 
 def wildcard_in(location: str) -> int | None:
-    """Where the first wildcard of a location stands. In an address of a web server `?` begins the query."""
+    """Return the position of the first wildcard. In an address of a web server `?` begins the query."""
     wild = _WEB_WILD if is_web(location) else _WILD
     found = wild.search(location, len(host_of(location)) if is_remote(location) else 0)
     return found.start() if found else None
@@ -167,7 +168,7 @@ def _exists(location: str) -> bool:
 
 
 def _files_among(locations: Sequence[str]) -> set[str]:
-    """Those that are files: by a `stat` each, or by listing the folder in which many of them lie."""
+    """Return the locations that are files: by a `stat` each, or by a listing of a folder that has many."""
     files = set()
     for folder, group in itertools.groupby(locations, key=lambda location: split_location(location)[0]):
         members = list(group)
@@ -196,7 +197,7 @@ def _entries(store: Store, folder: str) -> tuple[list[str], list[str]]:
 
 
 def _below(location: str, suffixes: Sequence[str]) -> list[str]:
-    """The files in a folder or of a pattern; empty where there is none."""
+    """Return the files in a folder or of a pattern; empty if there are none."""
     wildcard = None if _exists(location) else wildcard_in(location)
     if wildcard is None:
         return [join_location(location, file) for file in _listed(open_store(location), suffixes)]
@@ -217,7 +218,7 @@ def _below(location: str, suffixes: Sequence[str]) -> list[str]:
 
 
 def _matching(store: Store, pattern: str) -> Iterator[tuple[str, bool]]:
-    """The names that match a pattern without `**`, each with whether it is a folder."""
+    """Yield the names that match a pattern without `**`, each with whether it is a folder."""
     *parts, last = pattern.split("/")
     around = [""]
     for part in parts:
@@ -234,7 +235,7 @@ def _matching(store: Store, pattern: str) -> Iterator[tuple[str, bool]]:
 
 
 def _listed(store: Store, suffixes: Sequence[str]) -> Iterator[str]:
-    """The visible files below a store's folder; none where the folder is missing, but an error where it
+    """Yield the visible files below a store's folder: none if the folder is missing, but an error if it
     vanishes later."""
     files = store.files()
     try:
@@ -253,7 +254,8 @@ def _matches(name: str, part: str) -> bool:
 
 @lru_cache(maxsize=64)
 def _expression(pattern: str) -> re.Pattern[str]:
-    """The regular expression of a pattern of whole paths: `a/**/[!b]*` matches `a/c1` and `a/x/y/c1`."""
+    """Return the regular expression of a pattern of whole paths: `a/**/[!b]*` matches `a/c1` and
+    `a/x/y/c1`."""
     return re.compile("".join(map(_translated, _TOKENS.split(pattern))), re.DOTALL)
 
 

@@ -3,8 +3,8 @@
 A file read in order fetches each byte once, a block ahead of its reader. Every request has a time limit and
 is tried again where that may help, so a dead server is an error within minutes and never a hang. Endpoints
 and credentials come from the environment (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, …), never from a config.
-What a server or client library says may hold an address with its signature, or a key's id: every error is
-worded here.
+Messages of servers and client libraries may contain a signed address or a key's id, so every error message is
+written here.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from tasks.core.stores import (
 )
 
 BLOCK = 4 << 20
-"""Bytes of a request."""
+"""Bytes per request."""
 PROBE = 1 << 16
-"""Bytes of the request that finds out whether a web server gives parts of files."""
+"""Bytes of the request that finds out whether a web server supports range requests."""
 CONNECT_S = 10
 STALL_S = 30
-"""A request that gets no byte for this long is given up."""
+"""A request fails if it receives no byte for this long."""
 REQUEST_S = 300
 LISTING_S = 3600
-"""Of a whole folder; each of its pages may take as long as a request."""
+"""Time limit for listing a whole folder; each of its pages may take as long as a request."""
 TRIES = 3
 PAUSE_S = 0.5
-"""Before the second try; it doubles before each further one."""
+"""The pause before the second try; it doubles before each further one."""
 TOGETHER = 32
-"""Requests for sizes and tags at the same time."""
+"""Concurrent requests for sizes and tags."""
 HOPELESS = 8
 """Failures in a row after which a host is not asked for the other files."""
 
@@ -91,8 +91,8 @@ _TIMEOUT = {"botocore.exceptions.ConnectTimeoutError", "botocore.exceptions.Read
 
 
 class RemoteStore:
-    """A folder of a bucket or web server. A name that is an address of the same kind, of whatever host,
-    stands for itself."""
+    """A folder of a bucket or web server. A file name that is an address of the same kind, on any host, is
+    used as it is."""
 
     def __init__(self, location: str, config_key: str = "dataset.source.path") -> None:
         self.location = location.rstrip("/")
@@ -110,7 +110,7 @@ class RemoteStore:
         return f"{self.location}/{file.replace('#', '%23') if self._is_web else file}".rstrip("/")
 
     def stat(self, file: str) -> ObjectStat:
-        """An answer that `entries` or `look_ahead` has just got is used once, then the store is asked."""
+        """Use an answer of `entries` or `look_ahead` once, and query the store after that."""
         known = self._known.pop(file, None)
         path = self.path(file)
         try:
@@ -121,7 +121,7 @@ class RemoteStore:
             return ABSENT
 
     def look_ahead(self, files: Sequence[str]) -> None:
-        """Ask about many files at once. Failures are kept for `stat` to raise."""
+        """Request the status of many files at once. Failures are kept for `stat` to raise."""
         found = call(self._fs, self._look, files, where=self.location, limit_s=LISTING_S)
         self._known = dict(zip(files, found, strict=True))
 
@@ -150,7 +150,7 @@ class RemoteStore:
         return found
 
     def open(self, file: str, in_order: bool = True) -> BinaryIO:
-        """Not `in_order`: nothing is read ahead, for a reader that seeks."""
+        """Open a file; with `in_order=False` nothing is read ahead, for a reader that seeks."""
         opened = self._opened(self.path(file), BLOCK if in_order else PROBE if self._is_web else 0)
         is_raw = isinstance(opened, RemoteFile)
         return cast(BinaryIO, io.BufferedReader(opened, BLOCK) if is_raw and in_order else opened)
@@ -165,7 +165,7 @@ class RemoteStore:
             return opened.read(most)
 
     def _opened(self, path: str, ahead: int, most: int | None = None) -> Any:
-        """A RemoteFile with its first bytes, or the whole file where its server gives no parts."""
+        """Return a RemoteFile with its first bytes, or the whole file if its server has no range requests."""
         content, size = b"", -1
         if self._is_web:
             content, size, whole = call(self._fs, web.begin, self._fs, path, ahead, most, where=path)
@@ -178,7 +178,7 @@ class RemoteStore:
         return RemoteFile(self.fetch, path, size, content)
 
     def _begin(self, path: str, count: int) -> tuple[bytes, int]:
-        """The first bytes, and the size where that was all: most files cost one request."""
+        """Return the first bytes, and the size if that was the whole file: most files cost one request."""
         try:
             ahead = self.fetch(path, 0, count)
         except (FileNotFoundError, PermissionError, StoreUnreachable):
@@ -188,7 +188,7 @@ class RemoteStore:
         return ahead, len(ahead) if len(ahead) < count else -1
 
     def fetch(self, path: str, start: int, end: int) -> bytes:
-        """The bytes from `start` to before `end`, fewer where the file ends; OSError."""
+        """Return the bytes from `start` up to `end`, fewer if the file ends before; raises OSError."""
         if self._is_web:
             content = call(self._fs, web.part, self._fs, path, start, end, where=path)
         else:
@@ -257,8 +257,8 @@ class RemoteFile(io.RawIOBase):
         return max(self._position - start, 0)
 
     def readall(self) -> bytes:
-        """The inherited one asks for 8 KiB at a time. This one takes memory for what arrives, whatever size
-        the store has claimed."""
+        """Read in blocks, because the inherited method requests 8 KiB at a time. Memory is allocated for what
+        arrives, whatever size the store has reported."""
         pieces = []
         while self._position < self._size:
             pieces.append(self._next(min(self._size, self._position + BLOCK)))
@@ -266,7 +266,7 @@ class RemoteFile(io.RawIOBase):
         return b"".join(pieces)
 
     def _next(self, end: int) -> bytes:
-        """At least one byte from the position on, and none at or after `end`."""
+        """Return at least one byte from the position on, and none at or after `end`."""
         if self._position < len(self._ahead):
             return self._ahead[self._position : end]
         self._ahead = b""
@@ -277,7 +277,7 @@ class RemoteFile(io.RawIOBase):
 
 
 def filesystem(location: str, config_key: str) -> Any:
-    """fsspec's file system of an address, without caches; UsageError where its package is not installed."""
+    """Return fsspec's file system without caches; raises UsageError if its package is not installed."""
     scheme = location.partition("://")[0]
     package, extra = PACKAGES[scheme]
     if importlib.util.find_spec(package) is None:
@@ -299,7 +299,7 @@ def filesystem(location: str, config_key: str) -> Any:
 
 
 def call(fs: Any, function: Callable[..., Any], *arguments: Any, where: str, **named: Any) -> Any:
-    """The result of one of fsspec's coroutines, tried again where that may help; OSError about `where`."""
+    """Run one of fsspec's coroutines, retry it where that may help, and raise an OSError about `where`."""
     from fsspec.asyn import sync
 
     return sync(fs.loop, _persistent, function, *arguments, where=where, **named)
@@ -321,7 +321,8 @@ async def _persistent(
 
 
 def failure(error: BaseException, location: str) -> tuple[OSError, bool]:
-    """The error as the OSError that a local file would give, and whether another try may help."""
+    """Convert the error to the OSError that a local file would raise; also return whether a retry may
+    help."""
     where, code = redact(location), _code(error)
     if isinstance(error, NotRegular | web.WrongAnswer):
         return error, False
@@ -355,7 +356,7 @@ def _described(error: BaseException) -> str:
 
 
 def _code(error: BaseException | None) -> str:
-    """The store's own code of the error, such as `NoSuchBucket` or `503`; "" where it gave none."""
+    """Return the store's code of the error, such as `NoSuchBucket` or `503`; "" if it gave none."""
     while error is not None and not _is_broken(error):
         response = getattr(error, "response", None)
         if isinstance(response, dict):
