@@ -112,13 +112,14 @@ def lacks(wanted: Sequence[Need], lock: Lock, *, is_deep: bool = False) -> Itera
 
 
 def is_ready(wanted: Sequence[Need], lock: Lock) -> bool:
-    """Whether all that is needed from the hub was fetched and is unchanged, so that nothing has to ask the
-    hub."""
+    """Whether all that is needed from the hub was fetched and is there, so that nothing has to ask the hub.
+
+    It reads no content: a copied cache has other times, and weights of many gigabytes.
+    """
     from_hub = [need for need in wanted if isinstance(need, HubNeed)]
     if not from_hub or any(isinstance(need, UnknownNeed) for need in wanted):
         return False
-    was_fetched = all(need.repository in lock.repositories for need in from_hub)
-    return was_fetched and not any(lacks(from_hub, lock))
+    return all(_is_there(need, lock.repositories.get(need.repository)) for need in from_hub)
 
 
 def go_offline(config: Config, runs: Path) -> bool:
@@ -187,6 +188,17 @@ def _not_cached(need: HubNeed) -> Iterator[Lack]:
     if missing := [part.name for part in need.parts if part.chosen(names) is None]:
         problem = f"{need.key}: {' and '.join(missing)} of {need.repository} not on this machine"
         yield Lack(need, problem, is_set(OFFLINE))
+
+
+def _is_there(need: HubNeed, pinned: Pinned | None) -> bool:
+    files = None if pinned is None else files_of(need, pinned.files)
+    if pinned is None or files is None or current(need.repository) != pinned.commit:
+        return False
+    try:
+        sizes = [path_of(need.repository, pinned.commit, file).stat().st_size for file in files]
+    except OSError:
+        return False
+    return sizes == [pinned.files[file].size_bytes for file in files]
 
 
 def _not_as_fetched(need: HubNeed, pinned: Pinned, files: Sequence[str], is_deep: bool) -> Iterator[Lack]:

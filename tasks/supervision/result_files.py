@@ -27,9 +27,17 @@ Content = TypeVar("Content")
 
 
 def once_per_version(read: Callable[[Path], Content], files: int = 4096) -> Callable[[Path], Content]:
-    """Return `read` with a cache of its values for up to `files` files, each until the file changes."""
+    """Return `read` with a cache of its values for up to `files` files, each until the file changes.
+
+    Nothing is cached of a missing file: one that appears meanwhile would count as there for ever.
+    """
     cached = lru_cache(maxsize=files)(lambda path, version: read(path))
-    return lambda path: cached(path, _version(path))
+
+    def read_once(path: Path) -> Content:
+        version = _version(path)
+        return cached(path, version) if version else read(path)
+
+    return read_once
 
 
 def _version(path: Path) -> Version:

@@ -174,6 +174,10 @@ def test_a_damaged_file_is_named_by_preflight_and_mended_by_the_next_fetch(
     content = bytearray(path.read_bytes())
     content[7] ^= 1
     before = path.stat()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hub, "seal_of", lambda *_: pytest.fail("weights were read as a training starts"))
+        os.utime(path, ns=(1, 1))
+        assert hub.is_ready(needs, lock), "a copied cache has other times"
     path.write_bytes(content)
     (lack,) = hub.lacks(needs, lock)
     assert "model.safetensors" in lack.problem and lack.finding().severity == "error"

@@ -37,6 +37,24 @@ def test_a_torn_summary_is_moved_aside_and_the_run_is_completed(tmp_path: Path) 
     assert "torn" in finding["evidence"]["what"]
 
 
+def test_a_result_that_appears_while_it_is_looked_for_is_missing_again_once_it_is_deleted(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "result.json"
+    appears = True
+
+    def is_there(path: Path) -> bool:
+        if appears:
+            path.touch()
+        return path.exists()
+
+    known = result_files.once_per_version(is_there)
+    assert known(path), "it came between the look at its version and the reading"
+    appears = False
+    path.unlink()
+    assert not known(path)
+
+
 @pytest.mark.proof
 def test_an_error_of_the_file_system_beside_a_training_does_not_end_it(tmp_path: Path) -> None:
     run = make_run(tmp_path, {"evaluation_s": 0.0}, evaluate={"every": 20, "tasks": ["zero_shot"]})
