@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tasks.core.errors import DataError
 from tasks.core.folders import open_store
-from tasks.core.remote.remote_shards import RemoteShard, ShardCache
+from tasks.core.remote.remote_shards import RemoteShard, ShardCache, StagedShard
 from tasks.dataset.layout import shard_name
 
 CHUNK = 4096
@@ -37,11 +37,11 @@ def copy_name(version: Path, split: str, shard: int) -> str:
     return f"{version.name}-{shard_name(split, shard).replace('/', '-')}"
 
 
-def staged_shard(version: Path, split: str, shard: int) -> RemoteShard:
+def staged_shard(version: Path, split: str, shard: int) -> StagedShard:
     """Return a shard of this machine that is to be staged; its size is -1 where the file is missing."""
     found = open_store(str(version)).stat(shard_name(split, shard))
     copy = copy_name(version, split, shard)
-    return RemoteShard(str(version / shard_name(split, shard)), found.size, found.stamp, copy=copy)
+    return StagedShard(str(version / shard_name(split, shard)), found.size, found.stamp, copy=copy)
 
 
 class StagedPositions(Iterable[range]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tarfile
 import time
@@ -200,6 +201,11 @@ def test_tars_of_this_machine_in_other_formats_are_indexed_where_they_lie(tmp_pa
     for reader in READERS:
         batch = keys(feed(version, reader, batch_size=10), 1)[0]
         assert sorted(batch) == [f"folder/{'long' * 30}ü{number}" for number in range(10)]
+
+
+def test_an_index_records_of_a_remote_shard_what_its_format_names(version: Path) -> None:
+    written = json.loads((version / "foreign.json").read_bytes())["splits"]["train"]["remote"]
+    assert [list(shard) for shard in written] == [["url", "size", "stamp", "blake3"]] * len(SHARDS)
 
 
 def test_an_address_with_a_signature_is_not_written_down(server: Server, tmp_path: Path) -> None:

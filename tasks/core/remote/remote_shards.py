@@ -52,17 +52,13 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class RemoteShard:
     """A tar at an address: its size in bytes (-1 where the server does not report it), the store's own stamp
-    of its content, and its BLAKE3 where an index records it.
-
-    A staged shard of this machine has its path as `url`, and the name of its copy in `copy`. Every sample
-    read from that copy is compared with a checksum, so the copy itself is not compared with a digest.
+    of its content, and its BLAKE3 where an index records it. The fields are those of foreign.json.
     """
 
     url: str
     size: int
     stamp: str
     blake3: str = ""
-    copy: str = ""
 
     def __str__(self) -> str:
         """Return the address for messages, without credentials."""
@@ -72,9 +68,26 @@ class RemoteShard:
     def cache_key(self) -> str:
         return hashlib.blake2b(f"{self.url}\0{self.size}\0{self.stamp}".encode(), digest_size=16).hexdigest()
 
+    def copy_name(self, digest: str) -> str:
+        """Return the file name in the cache of a copy with this digest."""
+        return f"{self.cache_key}-{digest}.tar"
+
     def changed(self) -> DataError:
         known = "since it was indexed; run `tarmac index` again" if self.blake3 else "while it was read"
         return DataError(f"{self}: has changed {known}")
+
+
+@dataclass(frozen=True)
+class StagedShard(RemoteShard):
+    """A shard of this machine, `url` being its path, that is copied to the file `copy` of the cache.
+
+    Every sample read from the copy is compared with a checksum, so the copy is not compared with a digest.
+    """
+
+    copy: str = ""
+
+    def copy_name(self, digest: str) -> str:
+        return self.copy
 
 
 class Arriving(io.RawIOBase):
@@ -206,8 +219,8 @@ class ShardCache:
         return own + disk.free - int(SPARE * disk.total)
 
     def remove(self, shard: RemoteShard) -> None:
-        """Remove the copy of a staged shard, if there is one."""
-        (self.folder / shard.copy).unlink(missing_ok=True)
+        """Remove the copy of a shard, if there is one."""
+        self._path(shard, shard.blake3).unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def stream(self, shard: RemoteShard) -> Iterator[BinaryIO]:
@@ -293,7 +306,7 @@ class ShardCache:
         if shard.size not in (-1, found.st_size):
             return False
         known = path.name, found.st_ino, found.st_mtime_ns
-        if not shard.copy and known not in self._sound:
+        if known not in self._sound and not isinstance(shard, StagedShard):
             if blake3_file(path) != path.stem.rpartition("-")[2]:
                 return False
             self._sound.add(known)
@@ -336,7 +349,7 @@ class ShardCache:
         self._make_room(0)
 
     def _path(self, shard: RemoteShard, digest: str) -> Path:
-        return self.folder / (shard.copy or f"{shard.cache_key}-{digest}.tar")
+        return self.folder / shard.copy_name(digest)
 
     def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
         for path in self.folder.iterdir():
