@@ -77,7 +77,8 @@ class ShardsAhead(threading.Thread):
         self._shards_at, self._cache, self._ahead, self._chunk = shards_at, cache, ahead, chunk
         self._reached, self._changed, self._is_over = start, threading.Condition(), False
         self._used_last: dict[RemoteShard, int] = {}
-        """For each shard, the end of the last chunk that needs it."""
+        """For each shard that the training has not passed, the end of the last chunk that needs it."""
+        self._copied: set[RemoteShard] = set()
 
     def reach(self, position: int) -> None:
         """Report that the training has come to `position`."""
@@ -92,7 +93,7 @@ class ShardsAhead(threading.Thread):
             self._changed.notify()
         if self._cache.most_bytes is None:
             self.join()
-            for shard in self._used_last:
+            for shard in self._copied:
                 self._cache.remove(shard)
 
     def run(self) -> None:
@@ -119,19 +120,22 @@ class ShardsAhead(threading.Thread):
             self._used_last[shard] = until
             return
         try:
-            if shard.size > self._cache.limit():
+            limit = self._cache.limit()  # looks at every copy: not while the training waits for the lock
+            if shard.size > limit:
                 raise DataError(f"{shard}: {self._cache.folder} has no room for {shard.size:,} bytes")
-            self._wait(lambda: self._reached >= until or self._has_room(shard))
+            self._wait(lambda: self._reached >= until or self._in_use_bytes() + shard.size <= limit)
             if self._is_over or self._reached >= until:
                 return
             self._used_last[shard] = until
+            self._copied.add(shard)
             self._cache.fetch_ahead(shard, self._in_use(), lambda: not self._is_over)
         except (DataError, OSError) as error:
             logger.warning("not copied ahead: %s", error)
 
     def _in_use(self) -> list[RemoteShard]:
-        return [shard for shard, until in self._used_last.items() if until > self._reached]
+        """Return the copied shards that the training has not passed, and forget the others."""
+        self._used_last = {shard: until for shard, until in self._used_last.items() if until > self._reached}
+        return list(self._used_last)
 
-    def _has_room(self, shard: RemoteShard) -> bool:
-        """Return whether the cache takes the shard beside those that the training has not passed."""
-        return sum(one.size for one in self._in_use()) + shard.size <= self._cache.limit()
+    def _in_use_bytes(self) -> int:
+        return sum(shard.size for shard in self._in_use())
