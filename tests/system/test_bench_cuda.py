@@ -34,6 +34,7 @@ def test_without_a_gpu_it_says_so() -> None:
     assert done.stderr.count("\n") == 1 and "no GPU" in done.stderr
 
 
+@pytest.mark.proof
 def test_on_a_cpu_it_proves_what_does_not_need_a_gpu(tmp_path: Path) -> None:
     done = bench(*SMALL.split(), "--out", str(tmp_path / "cpu.json"))
     assert done.returncode == 0, done.stderr
