@@ -284,7 +284,7 @@ def test_the_manifest_of_another_dataset_rules_over_no_sample(two: tuple[Path, s
         ("table.csv", "none of .tar"),
         ("{table,list}.csv", "none of .tar"),
         ("https://127.0.0.1:9/x.tar?a={0..3}", "query"),
-        ("s3:///x", "no valid address"),
+        ("s3:///x", "not a valid address"),
     ],
 )
 def test_what_cannot_be_judged_is_a_mistake_of_the_command(
