@@ -269,7 +269,7 @@ class CredentialsTimeout(Exception):
         (botocore.exceptions.NoCredentialsError(), "there are no credentials", False),
         (botocore.exceptions.ReadTimeoutError(endpoint_url="https://h"), "does not answer in time", True),
         (TimeoutError(), "does not answer in time", True),
-        (aiohttp.InvalidURL("http://a b"), "not a valid address", False),
+        (aiohttp.InvalidURL("http://a b"), "no valid address", False),
         (ConnectionResetError(), "cannot be reached", True),
         (CredentialsTimeout(), r"cannot be reached, or the connection broke \(CredentialsTimeout\)", True),
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "where temporary files are kept", False),

@@ -528,7 +528,7 @@ def test_an_address_that_is_none_costs_its_own_row(tmp_path: Path) -> None:
     table = source(tmp_path / "captions.csv")
     for item in listed(table):
         assert item.stat == ABSENT
-        with pytest.raises(Reject, match=r"^member\.missing: not a valid address$"):
+        with pytest.raises(Reject, match=r"^member\.missing: no valid address$"):
             table.read(item.file, item.content)
 
 
