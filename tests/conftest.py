@@ -51,7 +51,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def map_in_process(
     function: Callable[[Any], Any], items: Iterable[Any], engines: Any, **options: Any
 ) -> Iterator[Any]:
-    """As `map_groups`, but with the work of a single local worker done here, where its process is not the point."""
+    """Map as `map_groups` does, but run the work of a single local worker in the test's own process."""
     settings = engines.for_build()
     if settings.kind != "local" or settings.workers != 1:
         yield from map_groups(function, items, engines, **options)

@@ -212,7 +212,8 @@ class Feed:
         for the arguments and errors."""
         state = state or self.state()
         transform = self.shapes.transform(is_train=True)
-        stream = plan_stream(self, urls, transform, self._step(state), state.ranks, sizes, samples)
+        start = self._step(state)
+        stream = plan_stream(self, urls, transform, self.shapes.collate, start, state.ranks, sizes, samples)
         return self._batches(stream, folder_of(stream.files[0]), None, transform)
 
     def split(self, name: str, transform: Transform | None = None, most: int | None = None) -> Batches:

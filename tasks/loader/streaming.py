@@ -15,12 +15,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
 from tasks.core.errors import DataError, TarmacError, UsageError
+from tasks.core.schema import Loader
 from tasks.core.stores import is_remote
 from tasks.core.units import counted
 from tasks.loader import worker_state
@@ -33,17 +34,30 @@ from tasks.loader.tars import Raw, Shard, folder_of, read_tar, shards_at, size_o
 from tasks.loader.worker_state import WorkerStage
 from tasks.loader.workers import Transform
 
-if TYPE_CHECKING:
-    from tasks.loader.feed import Feed
-
 PROBES = 64
 logger = logging.getLogger(__name__)
 
 
+class StreamedFeed(Protocol):
+    """The part of a `tasks.loader.feed.Feed` that the plan of a stream depends on."""
+
+    @property
+    def loader(self) -> Loader: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+
+
 def plan_stream(
-    feed: Feed,
+    feed: StreamedFeed,
     urls: Sequence[str | Shard],
     transform: Transform,
+    collate: Collate,
     start_step: int,
     laid_out_for: int | None,
     sizes: Sequence[int] | None,
@@ -84,7 +98,7 @@ def plan_stream(
     return StreamBatches(
         files,
         transform,
-        feed.shapes.collate,
+        collate,
         feed.batch_size,
         feed.seed,
         feed.rank,

@@ -59,8 +59,8 @@ class Attempt(BaseModel):
 class RunRecord(BaseModel):
     """The content of `run.json`.
 
-    `job` is the agent's job as `tasks.runs.jobs.Job` writes itself; `goal` tells an agent whether to train or
-    only to evaluate the checkpoints that are there.
+    `job` is the agent's job as `tasks.runs.jobs.Job` writes itself; an agent trains, or only
+    evaluates the checkpoints that are there, as `goal` says.
     """
 
     model_config = ConfigDict(frozen=True)

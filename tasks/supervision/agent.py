@@ -16,16 +16,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 from tasks.core import config as configs
 from tasks.core.errors import TarmacError, Withdrawn
-from tasks.core.files import disk_full_as_error, is_disk_full
+from tasks.core.files import disk_full_as_error
 from tasks.core.lock import Lease, holder_of
 from tasks.core.schema import Train
 from tasks.diagnosis.observation.machine import oom_kills
@@ -37,6 +37,7 @@ from tasks.runs.folder import RunFolder
 from tasks.runs.jobs import Job
 from tasks.supervision import trainer, tuning
 from tasks.supervision.allocation import END, WARNING, Allocation, Succession
+from tasks.supervision.chores import Chores
 from tasks.supervision.evaluation_jobs import Evaluations
 from tasks.supervision.evaluations import Training
 from tasks.supervision.journal import AttemptJournal
@@ -60,9 +61,6 @@ STOP_GRACE_S = 45.0
 """A training that has not obeyed `stop` by then is ended; below submitit's warning before the time limit."""
 RESTARTS = 3
 """How often an attempt restarts a training that stands still."""
-PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
-GIVE_UP_S = 1800.0
-Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
 
 
@@ -393,50 +391,6 @@ class Agent:
         content = exit_of(ended, verdict, started, time.time())
         self._journal.training_ended(content, verdict.state, self._obeyed, queued_again)
         return "complete" if verdict.state == "succeeded" else "broken"
-
-
-@dataclass(frozen=True)
-class Trouble:
-    """A chore that fails: since when, and when it is tried again, by the clock that only runs forward."""
-
-    since: float
-    next_try: float
-    pause_s: float
-
-
-class Chores:
-    """Does what an agent does beside its training; a failure here never ends a training that is sound.
-
-    A shared file system answers with an error now and then, and anybody may leave a file that nobody expects.
-    So a failure is logged, and the chore is tried again after pauses that double. Only where nothing trains
-    any more does an error that lasts for GIVE_UP_S, or a full disk, end the attempt, which then records the
-    reason.
-    """
-
-    def __init__(self) -> None:
-        self.trains = False
-        """Whether a training is going on, which no chore may end."""
-        self._troubles: dict[str, Trouble] = {}
-
-    def do(self, what: str, work: Callable[[], Result], otherwise: Result) -> Result:
-        """Return the result of `work`; `otherwise` where it fails, or is not due again after a failure."""
-        trouble = self._troubles.get(what)
-        if trouble is not None and time.monotonic() < trouble.next_try:
-            return otherwise
-        try:
-            result = work()
-        except Exception as error:
-            now = time.monotonic()
-            since = now if trouble is None else trouble.since
-            if not self.trains and (is_disk_full(error) or now - since >= GIVE_UP_S):
-                raise
-            pause_s = PAUSE_S if trouble is None else min(2 * trouble.pause_s, LONGEST_PAUSE_S)
-            self._troubles[what] = Trouble(since, now + pause_s, pause_s)
-            sentence = f"{what}: {type(error).__name__}: {error}; trying again in {pause_s:.0f} s"
-            logger.warning(sentence, exc_info=trouble is None)
-            return otherwise
-        self._troubles.pop(what, None)
-        return result
 
 
 def main(run_folder: str, aside_s: str | None = None, predecessor: str | None = None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -111,3 +112,14 @@ def contents(version: Path, without: tuple[str, ...] = VOLATILE) -> dict[str, st
         for path in sorted(version.rglob("*"))
         if path.is_file() and path.name not in without
     }
+
+
+def vanish(folder: Path) -> None:
+    """Remove a folder of raw data."""
+    shutil.rmtree(folder)
+
+
+def unmount(folder: Path) -> None:
+    """Leave the empty folder that a disk was mounted on."""
+    shutil.rmtree(folder)
+    folder.mkdir()

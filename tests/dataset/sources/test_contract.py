@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -143,17 +142,7 @@ def test_a_pipe_is_rejected_and_not_waited_for(config: Config, source: Source) -
     assert ended.wait(10)
 
 
-def _vanish(folder: Path) -> None:
-    shutil.rmtree(folder)
-
-
-def _unmount(folder: Path) -> None:
-    """Leave the empty folder that it was mounted on."""
-    shutil.rmtree(folder)
-    folder.mkdir()
-
-
-@pytest.mark.parametrize("lose", [_vanish, _unmount])
+@pytest.mark.parametrize("lose", [raw.vanish, raw.unmount])
 def test_a_source_that_is_gone_from_one_machine_is_no_bad_sample(
     config: Config, source: Source, tmp_path: Path, lose: Callable[[Path], None]
 ) -> None:

@@ -1,6 +1,5 @@
 import json
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -190,17 +189,7 @@ def test_a_blank_caption_and_a_byte_order_mark(tmp_path: Path) -> None:
     assert [one["txt"] for one in read_all(config)[:2]] == [b"\n \n", b"a cat\r\n"]
 
 
-def _vanish(folder: Path) -> None:
-    shutil.rmtree(folder)
-
-
-def _unmount(folder: Path) -> None:
-    """What is left is the empty folder that it was mounted on."""
-    shutil.rmtree(folder)
-    folder.mkdir()
-
-
-@pytest.mark.parametrize("lose", [_vanish, _unmount])
+@pytest.mark.parametrize("lose", [raw.vanish, raw.unmount])
 def test_a_source_that_goes_while_it_is_listed_is_an_error(
     tmp_path: Path, lose: Callable[[Path], None]
 ) -> None:
