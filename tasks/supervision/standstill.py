@@ -1,9 +1,10 @@
 """Notices that a training stands still, has it examined while it lives, and reports when it goes on.
 
-The ranks report what they do at least once a second while they step. How long a silence is normal depends on
-the phase and on the run, and is learned from it: ten times the longest silence so far, and never less than a
-minute. The examination runs in a thread of its own, because it takes several seconds in which the agent has
-other duties. It ends nothing: it gathers evidence, and the agent decides what to do about it.
+While they step, the ranks report their progress at least once a second. How long a normal silence lasts
+depends on the phase and on the run, so the limit is ten times the longest silence that the run has shown in
+this phase, and never less than a minute. The examination runs in a separate thread, because it takes several
+seconds in which the agent has other duties. It ends no process: it gathers evidence, and the agent decides
+what to do about it.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ if TYPE_CHECKING:  # imported only for an examination, which most runs never nee
 
 LEAST_S: Mapping[str, float] = {"start": 300.0, "first_batch": 120.0, "step": 60.0}
 LEAST_ELSE_S = 180.0
-"""For validation, checkpoint and end, which report their progress less often."""
+"""The limit in validation, checkpoint and end, which report their progress less often."""
 TIMES = 10.0
+"""The limit in multiples of the longest normal silence of the phase."""
 LOOK_S = 2.0
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Stalled:
-    """The training stands still, for these causes; `reason` is the verdict in words. `is_paused` where
-    somebody has stopped it by a signal or a debugger."""
+    """The training stands still for the causes in `findings`; `reason` is the verdict as a sentence.
+    `is_paused` is true if a signal or a debugger has stopped it."""
 
     reason: str
     findings: Sequence[Finding]
@@ -44,7 +46,7 @@ class Stalled:
 
 @dataclass(frozen=True)
 class GoesOn:
-    """A training that stood still has given a sign of life."""
+    """A training that stood still has reported progress again."""
 
 
 class Standstill:
@@ -58,15 +60,18 @@ class Standstill:
         self._last: phases.Phase | None = None
         self._looked = 0.0
         self._patience = 1.0
-        """Doubled by every examination that found nothing wrong: a slow phase is not examined for ever."""
+        """A factor on the limit, which every examination without a finding doubles: a phase that is only
+        slow is then examined less and less often."""
         self._examination: Future[Examination] | None = None
         self._is_stalled = False
 
     def look(self, pids: Sequence[int]) -> Stalled | GoesOn | None:
-        """Return what is new since the last call about the ranks, whose processes are `pids` in their order:
-        the verdict on a standstill, its end, or nothing."""
+        """Return the verdict on a standstill, or its end, where either is new since the last call.
+
+        `pids` are the processes of the ranks, in the order of the ranks.
+        """
         if self._examination is not None and self._examination.done():
-            return self._judged(self._examination)
+            return self._take_verdict(self._examination)
         now = time.time()
         if now - self._looked < LOOK_S:
             return None
@@ -76,7 +81,7 @@ class Standstill:
         if newest is None or newest.pid not in pids:
             return None
         if self._last is None or newest.at > self._last.at:
-            return self._lives(newest)
+            return self._take_progress(newest)
         silent_s, is_known = now - newest.at, self._is_stalled or self._examination is not None
         least_s = LEAST_S.get(newest.phase, LEAST_ELSE_S)
         limit_s = max(least_s, TIMES * self._longest.get(newest.phase, 0.0)) * self._patience
@@ -84,8 +89,8 @@ class Standstill:
             self._examine(newest.phase, silent_s)
         return None
 
-    def _lives(self, newest: phases.Phase) -> GoesOn | None:
-        """Take a sign of life; the silence before it was normal, unless it was called a standstill."""
+    def _take_progress(self, newest: phases.Phase) -> GoesOn | None:
+        """Record newer progress. The silence before it was normal unless it was judged a standstill."""
         if self._last is not None and newest.pid == self._last.pid and not self._is_stalled:
             silence = newest.at - self._last.at
             self._longest[self._last.phase] = max(self._longest.get(self._last.phase, 0.0), silence)
@@ -101,9 +106,9 @@ class Standstill:
         self._examination = pool.submit(examine_run, self._run)
         pool.shutdown(wait=False)
 
-    def _judged(self, examination: Future[Examination]) -> Stalled | None:
+    def _take_verdict(self, examination: Future[Examination]) -> Stalled | None:
         self._examination = None
-        if (error := examination.exception()) is not None:  # no reason to end the training's agent
+        if (error := examination.exception()) is not None:  # the agent goes on without a verdict
             logger.error("the examination failed", exc_info=error)
             self._patience *= 2
             return None

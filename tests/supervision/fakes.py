@@ -163,7 +163,7 @@ def write_to_nobody(pipe: Path) -> None:
 
 
 def follow(run: RunFolder, rank: int, behaviour: dict[str, Any]) -> int:
-    """A further rank, which takes no steps: it ends when the first one comes to its end, or as it is told."""
+    """Run a further rank, which takes no steps: it ends after the first one, or as `behaviour` asks."""
     config = configs.reload(run.config)
     assert config.train is not None and config.train.steps is not None
     while not run.checkpoint(config.train.steps).exists() and not run.stop.exists():

@@ -45,7 +45,7 @@ def finish(run: RunFolder) -> RunStatus:
 
 
 def rows(run: RunFolder) -> int:
-    """How many steps are done, told at once; the sign of life tells them once a second."""
+    """Return how many steps are done, without delay: the sign of life counts them only once a second."""
     return len(metrics.read_metrics(run.metrics)[0])
 
 

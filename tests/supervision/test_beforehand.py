@@ -92,9 +92,11 @@ def test_weights_that_the_hub_does_not_give_are_refused_before_the_build(
     write(name="ViT-B-32", pretrained="laion2b_s34b_b79k")
     line = refused(capsys, "run", code=1)
     assert line.startswith(f"train.model.pretrained: {CLOSED} does not serve laion/CLIP-ViT-B-32")
-    told = said(capsys, "plan", "trained.yaml")
-    assert "!         train.model.pretrained: weights of laion/CLIP-ViT-B-32-laion2B-s34B-b79K not on" in told
-    assert "tarmac fetch CONFIG" in told
+    printed = said(capsys, "plan", "trained.yaml")
+    assert (
+        "!         train.model.pretrained: weights of laion/CLIP-ViT-B-32-laion2B-s34B-b79K not on" in printed
+    )
+    assert "tarmac fetch CONFIG" in printed
     published("birds.yaml")
     assert refused(capsys, "run", "train", code=1) == line
 

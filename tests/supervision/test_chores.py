@@ -117,14 +117,14 @@ def test_results_of_others_are_gathered_or_named(tmp_path: Path) -> None:
     run.eval_result(800).write_text('{"global_step": 800, "res')
     found = gathering.results_of(run)
     assert list(found) == [(700, "not_finite"), (700, "sound")]
-    told = gathering.faults(run)
-    assert len(told) == len(FOREIGN) + 1 and any(
-        line.startswith("eval_results/step_800.json: ") for line in told
+    faults = gathering.faults(run)
+    assert len(faults) == len(FOREIGN) + 1 and any(
+        line.startswith("eval_results/step_800.json: ") for line in faults
     )
     for name, (_, why) in FOREIGN.items():
-        assert any(line.startswith(f"evaluations/step_700/{name}.json: ") and why in line for line in told), (
-            told
-        )
+        assert any(
+            line.startswith(f"evaluations/step_700/{name}.json: ") and why in line for line in faults
+        ), faults
 
 
 def test_what_stays_unusable_is_moved_aside_and_what_is_still_written_is_not(

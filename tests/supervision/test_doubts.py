@@ -1,4 +1,4 @@
-"""What a person has most likely not meant is told, and done."""
+"""A setting that is most likely a mistake is reported, and still carried out."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tests.supervision.fakes import make_config
 
 
 @pytest.mark.parametrize(
-    ("key", "splits", "is_told"),
+    ("key", "splits", "is_doubted"),
     [
         (["file", "caption"], {"val": 0.1}, True),
         (["file", "caption"], {"val": 0.1, "group_by": "file"}, False),
@@ -21,17 +21,17 @@ from tests.supervision.fakes import make_config
     ],
 )
 def test_rows_of_one_image_belong_into_one_split(
-    tmp_path: Path, key: object, splits: object, is_told: bool
+    tmp_path: Path, key: object, splits: object, is_doubted: bool
 ) -> None:
     values = make_config(tmp_path).model_dump(mode="json")
     source = {"kind": "table", "path": "x.csv", "image": "file", "caption": "caption", "key": key}
     values["dataset"] |= {"source": source, "splits": splits}
     found = list(doubts_of(Config.model_validate(values)))
-    assert [one.endswith("add group_by: file") for one in found] == [True] * is_told
+    assert [one.endswith("add group_by: file") for one in found] == [True] * is_doubted
 
 
 @pytest.mark.parametrize(
-    ("train", "told"),
+    ("train", "expected"),
     [
         ({"batch_size": 80, "steps": 60, "warmup": 59}, []),
         ({"batch_size": 81}, []),
@@ -40,16 +40,16 @@ def test_rows_of_one_image_belong_into_one_split(
         ({"steps": 60, "warmup": 0.999}, ["train.warmup: all 60 steps are among the 60 of the warm-up"]),
     ],
 )
-def test_doubts(tmp_path: Path, train: dict[str, object], told: list[str]) -> None:
+def test_doubts(tmp_path: Path, train: dict[str, object], expected: list[str]) -> None:
     version = make_version(tmp_path, samples=80)
     config = make_config(tmp_path, train=train)
     found = list(doubts(config, version))
-    assert len(found) == len(told)
-    assert all(one.startswith(start) for one, start in zip(found, told, strict=True))
+    assert len(found) == len(expected)
+    assert all(one.startswith(start) for one, start in zip(found, expected, strict=True))
 
 
 def test_a_batch_that_holds_samples_twice_is_wrong_for_a_loss_that_compares_them(tmp_path: Path) -> None:
-    """The others see them more often only, which is said and done."""
+    """Other losses only see these samples more often, so the training starts and a doubt is reported."""
     version = make_version(tmp_path, samples=80)
     config = make_config(tmp_path, train={"batch_size": 81})
     found = overfull(config, version)

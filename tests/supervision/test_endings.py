@@ -1,4 +1,4 @@
-"""How the agent tells the end of a training: by what this attempt left, in words, in the run folder."""
+"""The agent judges the end of a training by what this attempt left, and records it in the run folder."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_resumed_training_is_judged_by_where_it_stands_itself(tmp_path: Path) 
     launch.start_or_adopt(run)
     wait_for(lambda: len(record.load_record(run).attempts) == 2 and run.rank_identity(2).exists())
     rank = rank_of(run)
-    wait_for(lambda: (said := phases.read_phase(run.phase())) is not None and said.pid == rank.pid)
+    wait_for(lambda: (phase := phases.read_phase(run.phase())) is not None and phase.pid == rank.pid)
     stopping.cancel(run)
     with pytest.raises(Withdrawn, match=r"cancelled by the user, at step 3[1-4] of 40"):
         launch.wait_for_training(run)

@@ -52,14 +52,14 @@ def jobs_here(monkeypatch: pytest.MonkeyPatch) -> None:
 def submit(target: str, arguments: list[str], folder: Path, *, name: str, **options: Any) -> Job:
     place = folder / name
     place.mkdir(parents=True)
-    says = "INFO:submitit:Job completed successfully"
+    printed = "INFO:submitit:Job completed successfully"
     try:
         evaluation_jobs.run_job(*arguments)
     except ValueError as error:
-        says = f"ValueError: {error}\nERROR:submitit:Submitted job triggered an exception"
+        printed = f"ValueError: {error}\nERROR:submitit:Submitted job triggered an exception"
     gone = replace(Identity.mine(), boot_id="before the reboot")
     job = Job("7", gone, place)
-    job.log.write_text(f"submitit INFO (now) - Starting\n{says}\nsubmitit INFO (now) - Exiting\n")
+    job.log.write_text(f"submitit INFO (now) - Starting\n{printed}\nsubmitit INFO (now) - Exiting\n")
     (place / "7_0_result.pkl").touch()
     return job
 
@@ -123,8 +123,8 @@ def test_submissions_that_are_refused_for_a_while_cost_no_try(
     done = drive(run)
     assert (done.state, done.attempt, done.refusals) == ("done", 1, 0)
     assert evaluated(run) == 1
-    told = [entry.reason for entry in ledger.read_ledger(run.ledger) if entry.refusals]
-    assert len(told) == 10 and "no more processes" in told[0]
+    reasons = [entry.reason for entry in ledger.read_ledger(run.ledger) if entry.refusals]
+    assert len(reasons) == 10 and "no more processes" in reasons[0]
 
 
 def test_what_is_done_is_not_looked_at_again_and_again(
@@ -218,14 +218,14 @@ def test_a_metric_that_is_not_finite_is_null_in_the_summary(run: RunFolder) -> N
     assert read_json(run.eval_result(STEP))["results"] == {"zero_shot_top1": None}
 
 
-def test_an_error_of_ours_is_told_without_its_class(tmp_path: Path, run: RunFolder) -> None:
+def test_an_error_of_ours_is_reported_without_its_class(tmp_path: Path, run: RunFolder) -> None:
     log = tmp_path / "log"
     log.write_text(
         "Traceback (most recent call last):\ntasks.core.errors.DataError: val: no sample has a label\n"
     )
     job: Any = SimpleNamespace(log=log, said_goodbye=True)
-    told = failure_of(drive(run), job, was_alive=False)
-    assert told == JobFailure("failed", f"val: no sample has a label (log: {log})")
+    failure = failure_of(drive(run), job, was_alive=False)
+    assert failure == JobFailure("failed", f"val: no sample has a label (log: {log})")
 
 
 def test_a_torn_result_is_named_as_the_reason(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

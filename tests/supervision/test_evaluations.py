@@ -1,4 +1,4 @@
-"""What an agent does next about evaluations, told by plain values."""
+"""What an agent does next about evaluations, shown with plain values."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_job_that_works_is_running_and_a_result_is_done() -> None:
 def test_three_tries_with_pauses_then_the_reasons(state: str) -> None:
     """The pauses stand in the ledger, so another agent keeps them."""
     now, asked, pauses = 1000.0, entry(A, "running"), []
-    for attempt, why in enumerate(("it had no memory", "it said why", "it said why"), 1):
+    for attempt, why in enumerate(("it had no memory", "it gave a reason", "it gave a reason"), 1):
         seen = replace(TWO, failures={A.key: JobFailure(state, why)}, now=now)  # type: ignore[arg-type]
         (ended,) = next_actions([A], {A.key: asked}, seen, jobs=1)
         if attempt == 3:
@@ -69,7 +69,7 @@ def test_three_tries_with_pauses_then_the_reasons(state: str) -> None:
         assert actions == [Submit(A, attempt + 1)]
         asked = replace(asked, state="running", attempt=attempt + 1)
     assert pauses == [30.0, 120.0]
-    assert ended == Mark(A, state, "3 of 3 tries used; it said why; before: it had no memory")  # type: ignore[arg-type]
+    assert ended == Mark(A, state, "3 of 3 tries used; it gave a reason; before: it had no memory")  # type: ignore[arg-type]
     final = {A.key: replace(asked, state=state)}  # type: ignore[arg-type]
     assert next_actions([A], final, replace(TWO, now=now), jobs=1) == []
     ahead = replace(asked, attempt=1, tried=("x",), at=now + 3600)
@@ -103,7 +103,7 @@ def test_a_refused_submission_is_no_try_and_is_repeated_after_longer_and_longer_
 
 
 def test_a_new_agent_tries_anew_what_has_no_result_and_keeps_the_tries_of_the_rest() -> None:
-    tried = replace(entry(B, "running", 3), tried=("it said why",))
+    tried = replace(entry(B, "running", 3), tried=("it gave a reason",))
     found = reopened({A.key: entry(A, "lost", 3), B.key: tried, C.key: entry(C, "done", 2)}, ())
     assert {key: (one.state, one.attempt) for key, one in found.items()} == {
         B.key: ("running", 1),

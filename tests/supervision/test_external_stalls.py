@@ -24,9 +24,9 @@ def use_the_real_training(use_fakes: None, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def started(
-    dataset: Path, folder: Path, members: tuple[str, ...], said: str, is_script: bool = False
+    dataset: Path, folder: Path, members: tuple[str, ...], printed: str, is_script: bool = False
 ) -> RunFolder:
-    """A run of open_clip's trainer on shards with those members, and whose log says that."""
+    """Start open_clip's trainer on shards with these members, and wait until its log contains `printed`."""
     shards = open_clip.write_shards(folder / "shards", members)
     words, trainer = ["python", "-m", "open_clip_train.main"], {}
     if is_script:
@@ -38,7 +38,7 @@ def started(
     run = make_run(dataset, folder, "train.steps=100000", model=model)
     launch.start_or_adopt(run)
     log = run.rank_log(1)
-    wait_for(lambda: log.exists() and said in log.read_text(errors="replace"), 180)
+    wait_for(lambda: log.exists() and printed in log.read_text(errors="replace"), 180)
     return run
 
 

@@ -384,8 +384,8 @@ def test_a_foreign_row_does_not_stop_the_gathering(
     fakes.evaluate(run.path, 40, "zero_shot")
     write_atomic(run.eval_result(700), '{"global_step": 700, "results": {"mmstar_average": 0.41}}')
     assert run_commands.gather(run.name, runs=run.path.parent, as_json=True) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["skipped"] == ["metrics.jsonl line 3: its uid is 7, which is no text"]
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["skipped"] == ["metrics.jsonl line 3: its uid is 7, which is no text"]
     assert gathering.is_complete(run)
     rows = wandb_file.rows_of(run.wandb)
     assert len(rows) == 4 and rows[-1]["eval/mmstar_average"] == 0.41 and rows[-1]["eval/step"] == 700

@@ -77,7 +77,7 @@ def test_waiting_for_a_run_that_nobody_works_on_ends_with_where_to_look(tmp_path
         launch.follow(run, lambda status: status.training_is_over)
 
 
-def test_an_agent_that_cannot_work_is_told_with_its_log(tmp_path: Path) -> None:
+def test_an_agent_that_cannot_work_is_reported_with_its_log(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     run.rank_identity(1).mkdir(parents=True)
     launch.start_or_adopt(run)
@@ -192,8 +192,10 @@ def test_status_tells_a_silent_training(tmp_path: Path, capsys: pytest.CaptureFi
         run_commands.status(runs=run.path.parent)
         record.save_record(run, record.load_record(run).having(attempts=[attempt_of(Identity.mine())]))
         assert look_at_run(run).silent_s == 0, "that was said by the attempt before"
-    told = capsys.readouterr().out
-    assert "3/40" in told and "! it has logged nothing for 9" in told and "in phase first_batch" in told
+    printed = capsys.readouterr().out
+    assert (
+        "3/40" in printed and "! it has logged nothing for 9" in printed and "in phase first_batch" in printed
+    )
 
 
 def test_a_run_that_a_person_cancelled_needs_nobody(
@@ -208,8 +210,8 @@ def test_a_run_that_a_person_cancelled_needs_nobody(
     assert "NEEDS YOU" not in capsys.readouterr().out
     ledger.append(run.ledger, LedgerEntry(want.uid, want.step, want.task, "lost", None, 3, at=1.0))
     run_commands.status(runs=run.path.parent)
-    told = capsys.readouterr().out
-    assert "evaluation without a result: step 40 zero_shot: it was lost, and its job is gone" in told
+    printed = capsys.readouterr().out
+    assert "evaluation without a result: step 40 zero_shot: it was lost, and its job is gone" in printed
 
 
 def test_an_evaluation_that_waits_to_be_tried_again_is_shown(
@@ -239,7 +241,7 @@ def test_the_json_of_a_dead_run_says_that_it_failed(
     assert row["reason"].startswith("its agent is gone")
 
 
-def test_where_a_run_stands_is_told_by_its_newest_training(tmp_path: Path) -> None:
+def test_the_newest_training_shows_how_far_a_run_has_come(tmp_path: Path) -> None:
     """Rows of a killed training lie ahead of the one that resumed."""
     run = make_run(tmp_path)
     MetricsWriter(run.metrics).append(make_row(TRAIN_AXIS, 30, "train", {}))

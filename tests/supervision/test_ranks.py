@@ -38,7 +38,7 @@ KILLED = -signal.SIGKILL
         ([RankEnd(0, -15, True), RankEnd(1, KILLED)], None, [1]),
     ],
 )
-def test_the_cause_is_told_from_what_comes_of_it(
+def test_the_first_failure_is_distinguished_from_its_consequences(
     ends: list[RankEnd], first_failed: int | None, causes: list[int]
 ) -> None:
     assert [end.rank for end in causes_of(ends, first_failed)] == causes
@@ -94,7 +94,7 @@ def test_one_rank_ends_all_and_is_named(
 ) -> None:
     run = several(tmp_path, odd_rank=1, does=does, step_s=0.1, deaf=True)
     began = time.monotonic()
-    with pytest.raises(DataError, match=reason) as told:
+    with pytest.raises(DataError, match=reason) as error:
         finish(run)
     assert time.monotonic() - began < 60
     assert not any(rank.is_alive() for rank in ranks_of(run))
@@ -102,13 +102,13 @@ def test_one_rank_ends_all_and_is_named(
     assert (ended["rank"], ended["ranks"], ended["signal"]) == (1, 2, signal_name)
     (finding,) = [json.loads(line) for line in run.findings.read_text().splitlines()]
     assert finding["code"] == code and finding["where"] == {"rank": 1}
-    assert "rank_1.log" in str(told.value)
+    assert "rank_1.log" in str(error.value)
     (run.path / "fake.json").write_text("{}")
     finish(run)
     assert look_at_run(run).state == "succeeded" and read_json(run.exit(2))["ranks"] == 2
 
 
-def test_a_rank_knows_nothing_of_what_its_agent_is_one_of(tmp_path: Path) -> None:
+def test_a_rank_does_not_inherit_the_rank_variables_of_its_agent(tmp_path: Path) -> None:
     train = make_config(tmp_path).train
     assert train is not None
     found = rank_environment(train, {"RANK": "3", "WORLD_SIZE": "4", "MASTER_PORT": "1", "HOME": "/h"})
@@ -116,21 +116,23 @@ def test_a_rank_knows_nothing_of_what_its_agent_is_one_of(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("engine", "train", "says"),
+    ("engine", "train", "message"),
     [
         ({"ranks": 3}, {}, "train.batch_size: 4 samples cannot be divided evenly among 3 ranks"),
         ({"gpus": 2, "ranks": 2}, {}, "gpus and ranks"),
         ({"ranks": 2}, {"micro_batch": 2}, "train.micro_batch: has an effect only below a rank's part"),
     ],
 )
-def test_what_does_not_go_evenly_is_refused(
-    tmp_path: Path, engine: dict[str, Any], train: dict[str, Any], says: str
+def test_a_batch_that_the_ranks_cannot_share_evenly_is_refused(
+    tmp_path: Path, engine: dict[str, Any], train: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match=message):
         make_config(tmp_path, engine={"train": engine}, train=train)
 
 
-def test_more_gpus_than_there_are_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_gpus_than_there_are_is_reported_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     run = make_run(tmp_path, {}, engine={"train": {"gpus": 2}})
     with pytest.raises(DataError, match="2 GPUs are asked for, but there are 0"):

@@ -1,4 +1,4 @@
-"""A training that stands still is examined while it lives, called stalled with the cause, and goes on when it can."""
+"""A training that stands still is examined while it lives, and is reported as stalled until it goes on."""
 
 from __future__ import annotations
 

@@ -47,11 +47,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_gpu_is_one_trainings_until_all_that_inherited_it_have_ended(gpu: str) -> None:
     taken = gpus.take_gpus([gpu], 1, "first")
     assert isinstance(taken, gpus.HeldGpus)
-    says = f"waiting for a GPU: {gpu} is used by first (process {os.getpid()})"
-    assert found_by_another(gpu) == says
+    expected = f"waiting for a GPU: {gpu} is used by first (process {os.getpid()})"
+    assert found_by_another(gpu) == expected
     heir = subprocess.Popen(["sleep", "60"], pass_fds=taken.descriptors)
     taken.release()
-    assert found_by_another(gpu) == says
+    assert found_by_another(gpu) == expected
     heir.kill()
     heir.wait()
     assert found_by_another(gpu).startswith("HeldGpus")
@@ -132,14 +132,14 @@ def test_cancel_ends_training_and_evaluations_and_proves_it(
     pids = {process.pid for process in processes_of(tmp_path)}
     assert cli.main(["cancel", str(run.path), "--json"]) == 0
     shown = capsys.readouterr()
-    told = json.loads(shown.out)
+    printed = json.loads(shown.out)
     assert f"{run.name} is asked to stop at its next step" in shown.err
     assert processes_of(tmp_path) == []
-    assert told["state"] == "cancelled" and told["left"] == [] and told["elsewhere"] is None
-    ended = {one["what"]: one["pid"] for one in told["ended"]}
+    assert printed["state"] == "cancelled" and printed["left"] == [] and printed["elsewhere"] is None
+    ended = {one["what"]: one["pid"] for one in printed["ended"]}
     assert {"agent", "training, rank 0", "zero_shot of step 10"} <= ended.keys()
     assert pids <= set(ended.values()), "a process of the run is missing in the list"
-    assert not any(one["forced"] for one in told["ended"])
+    assert not any(one["forced"] for one in printed["ended"])
     assert read_json(run.exit(1))["stop"]["who"] == "user"
 
 

@@ -121,7 +121,7 @@ def test_the_last_line_is_quoted_once() -> None:
     )
 
 
-def test_a_loss_that_is_not_finite_is_told_once_and_written_as_null() -> None:
+def test_a_loss_that_is_not_finite_is_reported_once_and_written_as_null() -> None:
     line = "error: the loss is nan at step 7, so the weights are lost; lower train.lr"
     seen = replace(GOOD, exit_code=1, step=7, loss=math.nan, checkpoint=None, log_tail=[line])
     verdict = judge_end(seen)
@@ -154,19 +154,19 @@ def test_all_causes_are_told_and_not_only_the_first() -> None:
 BY_USER = Stop("user", "cancelled by the user", "kim on n1, process 41", 1.0)
 
 
-def test_a_stop_is_no_failure_and_says_who_and_where() -> None:
+def test_a_stop_is_no_failure_and_records_who_asked_and_at_which_step() -> None:
     stopped = replace(GOOD, step=120, checkpoint=120, stop=BY_USER)
     verdict = judge_end(stopped)
     assert (verdict.state, verdict.reason) == ("cancelled", "cancelled by the user, at step 120 of 600")
-    told = exit_of(stopped, verdict, 1.0, 2.0)["stop"]
-    assert told == {"who": "user", "reason": BY_USER.reason, "by": BY_USER.by, "at": 1.0}
+    recorded = exit_of(stopped, verdict, 1.0, 2.0)["stop"]
+    assert recorded == {"who": "user", "reason": BY_USER.reason, "by": BY_USER.by, "at": 1.0}
     deaf = judge_end(replace(stopped, exit_code=-9, is_forced=True))
     assert (deaf.state, list(deaf.findings)) == ("cancelled", [])
     assert "did not obey in time and was ended by SIGKILL" in deaf.reason
 
 
 @pytest.mark.parametrize(
-    ("changes", "code", "says"),
+    ("changes", "code", "message"),
     [
         ({"exit_code": -9}, "process.gone", "killed by SIGKILL at step 120"),
         ({"exit_code": 1, "loss": math.nan}, "loss.nonfinite", "the loss was not finite at step 120"),
@@ -178,11 +178,11 @@ def test_a_stop_is_no_failure_and_says_who_and_where() -> None:
         ({"exit_code": 3, "step": 0, "loss": None}, "unknown", "exit code 3"),
     ],
 )
-def test_a_stop_hides_nothing_that_went_wrong(changes: dict[str, object], code: str, says: str) -> None:
+def test_a_stop_hides_nothing_that_went_wrong(changes: dict[str, object], code: str, message: str) -> None:
     seen = replace(GOOD, step=120, checkpoint=120, stop=BY_USER)
     verdict = judge_end(replace(seen, **changes))  # type: ignore[arg-type]
     assert verdict.state == "failed" and [finding.code for finding in verdict.findings] == [code]
-    assert says in verdict.reason and "it was asked to stop: cancelled by the user" in verdict.reason
+    assert message in verdict.reason and "it was asked to stop: cancelled by the user" in verdict.reason
 
 
 def test_a_stop_before_the_first_batch_is_no_failure() -> None:
