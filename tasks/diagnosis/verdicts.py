@@ -53,8 +53,9 @@ def judge(seen: Observation) -> Verdict:
         fix = "kill -CONT " + " ".join(str(one.pid) for one in stopped)
         sentence = f"paused by a signal (state T); nothing is wrong. Let it go on: {fix}"
         return Verdict("paused", sentence, Report(not_seen=list(seen.not_seen)))
-    supported = [(cause, cause.supports(signs)) for cause in CAUSES]
-    findings = [cause.finding(support) for cause, support in supported if support is not None]
+    supported = [(cause, support) for cause in CAUSES if (support := cause.supports(signs)) is not None]
+    codes = {cause.code for cause, _ in supported}
+    findings = [cause.finding(support) for cause, support in supported if codes.isdisjoint(cause.yields_to)]
     found = {finding.code for finding in findings}
     findings += [one for one in _printed(signs) if one.code in ALIVE and one.code not in found]
     found = {finding.code for finding in findings}

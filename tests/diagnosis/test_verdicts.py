@@ -141,3 +141,11 @@ def test_ranks_whose_log_goes_on_are_apart_only_for_a_moment() -> None:
     assert "collective.desync" not in {one.code for one in fresh.findings}
     ruled_out = {entry["code"]: entry for entry in fresh.ruled_out}
     assert "progress" in str(ruled_out["collective.desync"])
+
+
+def test_a_rank_that_waits_for_its_tracker_is_named_and_not_the_ranks_that_wait_for_it() -> None:
+    seen = observation("uneven-ranks-at-an-epoch-s-end")
+    ranks = [one for one in seen.processes if one.role == "rank"]
+    waits = replace(ranks[0], stack=["wait (wandb/sdk/mailbox/handle.py:88)"], waits={"futex_wait_queue": 60})
+    blocked = replace(seen, processes=[waits if one is ranks[0] else one for one in seen.processes])
+    assert [one.code for one in judge(blocked).report.findings] == ["tracker.blocked"]

@@ -37,6 +37,8 @@ class Cause:
     severity: Severity
     supports: Callable[[Signs], Support | None]
     refutations: tuple[Refutation, ...] = ()
+    yields_to: tuple[str, ...] = ()
+    """The codes of causes that explain the same signs better: this one is not named beside them."""
 
     def refuted_by(self, signs: Signs) -> str | None:
         """Return the first fact that refutes the cause."""

@@ -75,7 +75,7 @@ def _filling(signs: Signs) -> Support | None:
     if not signs.is_starved or not signs.has_never_delivered or read is None or data is None:
         return None
     is_dropping = signs.filtered is not None and signs.filtered.drops_all
-    if read >= data.buffered or is_dropping or _starved(signs) is not None:
+    if read >= data.buffered or is_dropping:
         return None
     if not any(map(signs.moves, signs.readers)):
         return None
@@ -307,7 +307,13 @@ LOADING = (
     ),
     Cause("worker.starved", "error", _starved, (_workers_own_enough,)),
     Cause("sample.poison", "error", _poison, (_batches_come, _many_files_are_read)),
-    Cause("shuffle.filling", "warning", _filling, (_buffers_are_full, _batches_come, _workers_read_nothing)),
+    Cause(
+        "shuffle.filling",
+        "warning",
+        _filling,
+        (_buffers_are_full, _batches_come, _workers_read_nothing),
+        yields_to=("worker.starved",),
+    ),
     Cause("decode.slow", "error", _decoding, (_workers_are_served, _workers_compute_nothing)),
     Cause("disk.slow", "error", _disk, (_disk_is_fast,)),
     Cause("worker.deadlock", "error", _deadlock, (_batches_come, _all_workers_work, _workers_are_served)),

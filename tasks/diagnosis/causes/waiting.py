@@ -63,8 +63,7 @@ def _tracker(signs: Signs) -> Support | None:
 
 def _no_tracker_runs(signs: Signs) -> str | None:
     is_traced = signs.ranks and all(rank.stack for rank in signs.ranks)
-    is_absent = is_traced and not signs.seen.of("tracker") and _tracker(signs) is None
-    return "no tracker runs" if is_absent else None
+    return "no tracker runs" if is_traced and not signs.seen.of("tracker") else None
 
 
 def _checkpoint(signs: Signs) -> Support | None:
@@ -109,7 +108,7 @@ def _is_of_weights(file: OpenFile) -> bool:
 
 def _no_weights_are_open(signs: Signs) -> str | None:
     opened = [file for rank in signs.ranks for file in rank.files]
-    if not opened or not all(rank.stack for rank in signs.ranks) or _checkpoint(signs) is not None:
+    if not opened or not all(rank.stack for rank in signs.ranks):
         return None
     is_open = any(file.is_writable and file.path.endswith(WEIGHTS) for file in opened)
     return None if is_open else "no file of weights is open"
@@ -163,8 +162,6 @@ def _desync(signs: Signs) -> Support | None:
     inside = [rank for rank in waiting if signs.in_collective(rank)]
     if not inside or any(map(signs.waits_for_data, signs.ranks)):
         return None
-    if any(cause(signs) for cause in (_tracker, _checkpoint, _download)):
-        return None
     places = {signs.calls(rank, "distributed_c10d.py") or "elsewhere" for rank in waiting}
     callers = {_caller(rank) for rank in inside}
     is_apart = len(places) > 1 or len(callers) > 1 or bool(gone)
@@ -207,5 +204,11 @@ WAITING = (
     Cause("tracker.blocked", "error", _tracker, (_waits_for_data, _no_tracker_runs)),
     Cause("checkpoint.stalled", "error", _checkpoint, (_waits_for_data, _no_weights_are_open)),
     Cause("download.blocked", "error", _download, (_waits_for_data, _no_connection_is_open)),
-    Cause("collective.desync", "error", _desync, (_log_goes_on, _only_one_rank)),
+    Cause(
+        "collective.desync",
+        "error",
+        _desync,
+        (_log_goes_on, _only_one_rank),
+        yields_to=("tracker.blocked", "checkpoint.stalled", "download.blocked"),
+    ),
 )
