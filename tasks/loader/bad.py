@@ -1,8 +1,8 @@
-"""What a bad sample is to the loader: where it lies, what is wrong with it, and what becomes of its place.
+"""What a bad sample is to the loader: where it lies, what is wrong with it, and what replaces it.
 
-Only data can be bad: bytes that changed, a shard that is gone or cut, a member that does not decode. A defect
-of a transform, or storage that does not answer, always ends the training; to put other samples in place of
-those would hide it.
+Only data can be bad: bytes that changed, a shard that is missing or cut, a member that does not decode. A
+defect of a transform, or storage that does not answer, always ends the training; replacing samples would hide
+such a fault.
 """
 
 from __future__ import annotations
@@ -16,16 +16,14 @@ from tasks.core.errors import DataError
 
 OnBad = Literal["raise", "replace"]
 Reason = Literal["member.checksum", "member.undecodable", "shard.missing", "shard.truncated"]
-"""Codes of verify, which says the same of the sample."""
+"""Codes of verify, which reports the same about the sample."""
 
 
 @dataclass(frozen=True)
 class Defect:
-    """One bad sample: `shard` as `train/000007.tar`, `row` within it (None in a stream).
-
-    `key` is empty where nothing tells it. `member` is None where the whole sample is lost, and joined by `|`
-    where it may be one of several.
-    """
+    """One bad sample: `shard` as `train/000007.tar`, `row` within it (None in a stream). `key` is empty where
+    it is unknown. `member` is None where the whole sample is lost, and joined by `|` where it may be one of
+    several."""
 
     split: str
     shard: str
@@ -44,7 +42,7 @@ class Defect:
 
 
 class BadSampleError(DataError):
-    """A sample cannot be read as it was written; the message says where, why, and what to do."""
+    """A sample cannot be read as it was written; the message names the place, the reason, and what to do."""
 
     def __init__(self, text: str, defect: Defect) -> None:
         super().__init__(text)
@@ -53,8 +51,8 @@ class BadSampleError(DataError):
 
 @dataclass(frozen=True)
 class PassedOver:
-    """A bad sample that a batch does without. `stand_in` is the key of the sample in its place; None where
-    there is none, as when a held-out split is read."""
+    """A bad sample that a batch lacks. `stand_in` is the key of the sample in its place; None where there is
+    none, as when a held-out split is read."""
 
     position: int
     defect: Defect
@@ -63,7 +61,7 @@ class PassedOver:
 
 @dataclass
 class Budget:
-    """How many samples may be passed over in an epoch of `samples` positions: `most`, then it is an error."""
+    """How many samples may be passed over in an epoch of `samples` positions: more than `most` are an error."""
 
     name: str
     samples: int
@@ -74,7 +72,7 @@ class Budget:
     spent: int = 0
 
     def spend(self, positions: Iterable[int]) -> None:
-        """Count these, which come in order; DataError when they are too many."""
+        """Count these samples, which come in order; DataError when they are too many."""
         for epoch, of_epoch in groupby(positions, lambda position: position // self.samples):
             if epoch != self.epoch:
                 self.epoch, self.spent = epoch, 0
@@ -87,10 +85,12 @@ class Budget:
 
 
 def most_replaced(share: float, samples: int, ranks: int = 1) -> int:
-    """Of the samples that a rank reads in an epoch, this share may be replaced, and one in any case."""
+    """Return the budget of a rank: it may replace this share of the samples that it reads in an epoch, and at
+    least one."""
     return max(int(share * samples / ranks), 1)
 
 
 def most_left_out(share: float, samples: int) -> int:
-    """Of a split that is read once, this share may be left out, one in any case, but never all."""
+    """Return the budget of a split that is read once: it may lack this share of its samples, and at least
+    one, but never all."""
     return min(max(int(share * samples), 1), samples - 1)

@@ -1,10 +1,11 @@
-"""Samples to one batch, in the form in which it travels from a worker to the training process.
+"""Turn samples into one batch, in the form in which it travels from a worker to the training process.
 
-Tensors travel through shared memory and only their handles through the workers' common pipe. Texts would fill
-that pipe, and a worker killed in the middle of a long message leaves a torn one, for whose rest the reader
-waits for ever. So all texts of a batch travel as the bytes of one more tensor: every message stays short
-enough to be written in one piece. And all tensors lie in shared memory before a batch is handed over: when
-that is full, the thread that sends batches would lose this one, and its reader wait for it.
+Tensors travel through shared memory, and only their handles through the workers' common pipe. Texts would
+fill that pipe, and a worker killed in the middle of a long message leaves a torn one, for whose rest the
+reader waits forever. So all texts of a batch travel as the bytes of one more tensor, and every message stays
+short enough to be written in one piece. All tensors are placed in shared memory before a batch is handed
+over: when that memory is full, the thread that sends batches would otherwise lose the batch, and its reader
+would wait for it.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from tasks.core.errors import TarmacError
 from tasks.loader.bad import BadSampleError, Defect, PassedOver
 
 Batch = dict[str, Any]
-"""By name: a tensor of shape [samples, ...], or a list of strings; `key` always is the list of keys."""
+"""By name: a tensor of shape [samples, ...], or a list of strings; `key` is always the list of keys."""
 Packed = dict[str, Tensor]
 Collate = Callable[[Sequence[Mapping[str, Any]]], Batch]
-"""From one sample or more, as a transform gave them, to a batch; picklable."""
+"""Makes a batch of one or more samples as a transform returned them; picklable."""
 SHARED = Path("/dev/shm")
 TEXTS = "\0texts"
 PASSED_OVER = "\0passed_over"
@@ -36,7 +37,7 @@ PASSED_OVER = "\0passed_over"
 
 @dataclass(frozen=True)
 class WorkerFailure:
-    """An error that a worker hands over whole; torch would bury its message in a traceback's text."""
+    """An error that a worker hands over as an object; torch would bury its message in a traceback's text."""
 
     kind: type[TarmacError]
     text: str
@@ -48,12 +49,12 @@ class WorkerFailure:
 
     @property
     def error(self) -> TarmacError:
-        """The error as it was."""
+        """Return the error as it was raised."""
         return self.kind(self.text) if self.defect is None else BadSampleError(self.text, self.defect)
 
 
 def stack(samples: Sequence[Mapping[str, Any]]) -> Batch:
-    """Stack tensors and numbers, gather strings; all samples have the same names and shapes."""
+    """Stack tensors and numbers, and gather strings. All samples must have the same names and shapes."""
     batch: Batch = default_collate([dict(sample) for sample in samples])
     return batch
 
@@ -61,10 +62,8 @@ def stack(samples: Sequence[Mapping[str, Any]]) -> Batch:
 def pack(
     samples: Sequence[Mapping[str, Any]], passed_over: Sequence[PassedOver] = (), collate: Collate = stack
 ) -> Packed:
-    """The batch that `collate` makes of the samples; in a worker its tensors lie in shared memory.
-
-    TypeError when a value is neither tensor, number nor string, TarmacError when shared memory is full.
-    """
+    """Return the batch that `collate` makes of the samples; in a worker its tensors lie in shared memory.
+    TypeError when a value is neither tensor, number nor string, TarmacError when shared memory is full."""
     texts: dict[str, Any] = {PASSED_OVER: [asdict(one) for one in passed_over]} if passed_over else {}
     try:
         packed = _tensors(collate(samples) if samples else {"key": []}, texts)
@@ -79,7 +78,7 @@ def pack(
 
 
 def _tensors(batch: Batch, texts: dict[str, Any]) -> Packed:
-    """The batch's tensors, and one more of its texts and of those given."""
+    """Return the batch's tensors, and one more that holds its texts and the given ones."""
     packed: Packed = {}
     for name, value in batch.items():
         if isinstance(value, Tensor):
@@ -92,10 +91,8 @@ def _tensors(batch: Batch, texts: dict[str, Any]) -> Packed:
 
 
 def _without_room(samples: Sequence[Mapping[str, Any]]) -> TarmacError:
-    """The error of a worker whose batch finds no room in shared memory.
-
-    It tells the file system's size, not what is free: another worker may just have given up its own batch.
-    """
+    """Return the error of a worker whose batch finds no room in shared memory. It names the file system's
+    size and not what is free, because another worker may just have given up its own batch."""
     values = (value for sample in samples for value in sample.values() if isinstance(value, Tensor))
     needed = sum(value.nbytes for value in values)
     disk = os.statvfs(SHARED)
@@ -108,7 +105,7 @@ def _without_room(samples: Sequence[Mapping[str, Any]]) -> TarmacError:
 
 
 def unpack(packed: Packed) -> tuple[Batch, tuple[PassedOver, ...]]:
-    """The batch, and the bad samples that it does without."""
+    """The batch, and the bad samples that it lacks."""
     texts = json.loads(packed[TEXTS].numpy().tobytes())
     passed_over = texts.pop(PASSED_OVER, ())
     batch = {**{name: value for name, value in packed.items() if name != TEXTS}, **texts}

@@ -1,8 +1,8 @@
-"""Which member of a bad sample it is: the slow path, taken once a sample was found to be bad.
+"""Find which member of a bad sample is damaged: the slow path, taken once a sample was found to be bad.
 
-One checksum covers a whole sample, so it proves damage and does not tell where. A tar header carries one of
-its own, padding is zeros, PNG carries checksums too, and what is left is decoded. Text and JPEG mostly
-survive a flipped bit: where nothing fails, all that no checksum proves sound are named.
+One checksum covers a whole sample, so it proves damage but not where it is. A tar header has a checksum of
+its own, padding is zeros, PNG has checksums too, and everything else is decoded. Text and JPEG mostly survive
+a flipped bit: where nothing fails, every member is named that no checksum proves sound.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tasks.dataset.tar.format import BLOCK, padding, parse_header
 
 
 def key_of_row(version: Path, split: str, row: int) -> str | None:
-    """The key of a row, from one row group of `samples/<split>.parquet`; None when that cannot be read."""
-    import pyarrow as pa  # here, because most loader workers never meet a bad sample
+    """Return the key of a row, from one row group of `samples/<split>.parquet`; None if it cannot be read."""
+    import pyarrow as pa  # imported here, because most loader workers never meet a bad sample
 
     path = version / "samples" / f"{split}.parquet"
     try:
@@ -35,13 +35,13 @@ def key_of_row(version: Path, split: str, row: int) -> str | None:
 
 
 def key_in_header(span: bytes) -> str:
-    """The key that a sample's first tar header tells, as far as it can be printed."""
+    """Return the key in a sample's first tar header, as far as it can be printed."""
     return _printable(span[:100].partition(b"\0")[0]).partition(".")[0]
 
 
 @lru_cache(maxsize=1)
 def _starts(path: Path) -> list[int]:
-    """The first row of each row group, and the number of all rows."""
+    """Return the first row of each row group, and the number of all rows."""
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(path) as file:
@@ -61,7 +61,7 @@ def _keys(path: Path, group: int) -> list[str]:
 
 
 def in_span(span: bytes, key: str) -> tuple[str | None, str]:
-    """The member that changed in a sample's span of a tar, and what shows it; see `in_members`."""
+    """Return the member that changed in a sample's span of a tar, and the evidence; see `in_members`."""
     members: dict[str, bytes] = {}
     offset = 0
     while offset < len(span):
@@ -82,16 +82,16 @@ def in_span(span: bytes, key: str) -> tuple[str | None, str]:
 
 
 def in_members(members: Mapping[str, bytes]) -> tuple[str | None, str]:
-    """The first member that does not decode, and why; else all that no checksum proves sound, joined by `|`,
-    and an empty reason."""
+    """Return the first member that does not decode, and why; else all members that no checksum proves sound,
+    joined by `|`, and an empty reason."""
     doubtful = []
     for suffix in members:
         try:
             is_proven = _check(suffix, members)
-        except (Unjudged, UsageError):  # nobody can tell, or the package that could is not installed
+        except (Unjudged, UsageError):  # undecidable, or its package is not installed
             is_proven = False
         except MemoryError:
-            raise  # of this host, not of the sample
+            raise  # the fault is this host's, not the sample's
         except Exception as error:  # noqa: BLE001 - decoders raise whatever torn bytes lead them to
             return suffix, str(error)[:200]
         if not is_proven:
@@ -100,7 +100,7 @@ def in_members(members: Mapping[str, bytes]) -> tuple[str | None, str]:
 
 
 def _suffix(block: bytes, key: str) -> str | None:
-    """The suffix that a damaged header tells, as far as it can be printed."""
+    """Return the suffix in a damaged header, as far as it can be printed."""
     return _printable(block[len(key) + 1 : 100].partition(b"\0")[0]) or None
 
 
@@ -110,7 +110,8 @@ def _printable(name: bytes) -> str:
 
 
 def _check(suffix: str, members: Mapping[str, bytes]) -> bool:
-    """Whether checksums prove the member to be as it was; False where it only decodes. Raises if not."""
+    """Return whether checksums prove that the member is unchanged; False where it only decodes. Raises where
+    it is damaged."""
     content = members[suffix]
     if suffix in stored.MEMBERS:
         _require_chunks(suffix, members)
@@ -120,7 +121,7 @@ def _check(suffix: str, members: Mapping[str, bytes]) -> bool:
 
 
 def _require_chunks(name: str, members: Mapping[str, bytes]) -> None:
-    """By the checksums of the volume's chunks, which stand in the sample's `json`."""
+    """Check the checksums of the volume's chunks, which the sample's `json` holds."""
     volume = stored.open_volume(name, members[name])
     facts = json.loads(members.get("json", b"{}"))
     expected = facts.get("chunk_crc32c") if isinstance(facts, dict) else None
@@ -128,7 +129,7 @@ def _require_chunks(name: str, members: Mapping[str, bytes]) -> None:
 
 
 def _is_proven(picture: bytes) -> bool:
-    """Whether all of a PNG is chunks whose checksums fit."""
+    """Return whether all of a PNG consists of chunks whose checksums match."""
     end = len(png.SIGNATURE)
     for name, start, end in png.chunks(picture):
         if zlib.crc32(picture[start + 4 : end - 4]) != int.from_bytes(picture[end - 4 : end], "big"):

@@ -1,7 +1,8 @@
-"""Bytes of a member to a value: RGB image, CT volume, text, JSON. Nothing here runs code that data brings.
+"""Bytes of a member to a value: RGB image, CT volume, text, JSON.
 
-Pictures are decoded to what a viewer would show: upright, and converted by the same function as in the build.
-Every fault is a DataError; the caller, who knows the sample, adds where it is.
+Nothing here runs code that data brings. Images are decoded to what a viewer would show: upright, and
+converted by the same function as in the build. Every fault is a DataError; the caller, who knows the sample,
+adds where it lies.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from tasks.loader.worker_state import decoding
 
 
 def image_of(members: Mapping[str, bytes], reduce: Reduce | None = None) -> Image.Image:
-    """The picture of an image_text sample, whichever member holds it."""
+    """Return the image of an image_text sample, whichever member holds it."""
     return decode_image(members[picture_name(members)], reduce)
 
 
 def picture_name(members: Mapping[str, bytes]) -> str:
-    """The member that holds the picture."""
+    """Return the member that holds the image."""
     name = next((name for name in images.MEMBERS if name in members), None)
     if name is None:
         raise DataError(f"no member jpg, png or webp; it has {', '.join(sorted(members)) or 'none'}")
@@ -39,10 +40,8 @@ def picture_name(members: Mapping[str, bytes]) -> str:
 
 @decoding
 def decode_image(data: bytes, reduce: Reduce | None = None) -> Image.Image:
-    """An upright picture of mode RGB, decoded as the build did, whatever number of pixels that allowed.
-
-    A JPEG comes smaller where `reduce` says so.
-    """
+    """Return an upright image of mode RGB, decoded as the build did, with whatever number of pixels the build
+    allowed. A JPEG is decoded to a smaller size where `reduce` asks for it."""
     try:
         kind, picture = images.decode(data, images.ANY_SIZE, reduce)
         if kind not in images.MEMBERS:
@@ -50,12 +49,12 @@ def decode_image(data: bytes, reduce: Reduce | None = None) -> Image.Image:
         return images.to_rgb(images.upright(picture))
     except Reject as reject:
         raise DataError(f"picture cannot be decoded: {reject.detail}") from None
-    except (OSError, SyntaxError, ValueError) as error:  # of pixels that no picture can be made of
+    except (OSError, SyntaxError, ValueError) as error:  # so many pixels that no image can be made of them
         raise DataError(f"picture cannot be decoded: {error}") from error
 
 
 def picture_size(data: bytes) -> tuple[int, int]:
-    """Width and height of what `decode_image` would give, by the header alone."""
+    """Return width and height of what `decode_image` would return, from the header alone."""
     try:
         with Image.open(io.BytesIO(data)) as picture:
             return images.upright_size(picture)
@@ -64,7 +63,7 @@ def picture_size(data: bytes) -> tuple[int, int]:
 
 
 def volume_of(members: Mapping[str, bytes]) -> StoredVolume:
-    """The volume of a volume_report sample, whichever member holds it; nothing is decompressed yet."""
+    """Return the volume of a volume_report sample, whichever member holds it; nothing is decompressed yet."""
     name = stored.member_of(members)
     if name is None:
         wanted = " or ".join(stored.MEMBERS)
@@ -77,11 +76,12 @@ def volume_of(members: Mapping[str, bytes]) -> StoredVolume:
 
 @decoding
 def decode_volume(members: Mapping[str, bytes], crop: Crop | None = None) -> NDArray[np.int16]:
-    """The voxels in HU, (D, H, W), perhaps read-only: all of them, or those of a crop within the volume.
+    """Return the voxels in HU, (D, H, W), possibly read-only: all of them, or those of a crop within the
+    volume.
 
     For a crop only the chunks that it touches are read. They are compared with the checksums in the sample's
-    `json`, where it holds them, so that members over a map of the shard can be trusted without reading them
-    whole; who reads a whole sample has compared its checksum already.
+    `json`, where it holds them, so that members in a memory map of the shard can be trusted without reading
+    them whole; a caller that reads a whole sample has compared its checksum already.
     """
     volume = volume_of(members)
     facts = decode_json(members["json"]) if crop is not None and "json" in members else {}
@@ -93,7 +93,7 @@ def decode_volume(members: Mapping[str, bytes], crop: Crop | None = None) -> NDA
 
 
 def decode_text(data: bytes) -> str:
-    """UTF-8, strictly: a caption in another encoding would train on garbage."""
+    """Decode UTF-8, strictly: a caption in another encoding would train on garbage."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

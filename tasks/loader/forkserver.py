@@ -1,9 +1,10 @@
 """The process from which loader workers are forked: its heavy imports are done once, and not by each worker.
 
-Forking the training process itself, with its threads and its GPU, would deadlock sooner or later. At first
-it has neither: a process of Tarmac's own calls `fork` before all else, and the forkserver shares the imports
-with it, which cost hundreds of megabytes and seconds of a core. In any other process `start_forkserver` runs
-a fresh interpreter. This module is free of torch, so that a process can come here first.
+Forking the training process itself, with its threads and its GPU, would deadlock sooner or later. When it
+starts it has neither: a process of Tarmac's own calls `fork` before all else, and the forkserver shares the
+imports with it, which cost hundreds of megabytes and seconds of a core. In any other process
+`start_forkserver` runs a fresh interpreter. This module is free of torch, so that a process can call it
+first.
 """
 
 from __future__ import annotations
@@ -23,17 +24,15 @@ from pathlib import Path
 
 PRELOAD = ("tasks.loader.batches",)
 NAME = "forkserver"
-"""What the kernel calls one that was forked; its command line is the training's."""
+"""The kernel's name for a forked forkserver; its command line is the training's."""
 OPEN = Path("/proc/self/fd")
 logger = logging.getLogger(__name__)
 
 
 def start_forkserver(*modules: str) -> ForkServerContext:
-    """The context to start workers from, its forkserver running and importing `modules` in the background.
-
-    Python has one forkserver a process: once it runs, further modules are imported by each worker instead.
-    A module that cannot be imported there is left to the worker, which reports it.
-    """
+    """Return the context from which to start workers; its forkserver runs and imports `modules` in the
+    background. Python has one forkserver per process: once it runs, further modules are imported by each
+    worker instead. A module that cannot be imported there is left to the worker, which reports it."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*PRELOAD, *modules])
     forkserver.ensure_running()
@@ -41,11 +40,12 @@ def start_forkserver(*modules: str) -> ForkServerContext:
 
 
 def fork(*modules: str) -> None:
-    """Import `modules` here and fork the forkserver off this process; off Linux, as `start_forkserver` does.
+    """Import `modules` here and fork the forkserver off this process; outside Linux, do as `start_forkserver`
+    does.
 
-    For the first moments of a process: a fork has none of the threads of this one but all of their locks, so
-    none may be doing anything but wait, and no GPU may be in use. A module that cannot be imported is left to
-    whoever needs it. Where a forkserver runs already, that one stays.
+    This is for the first moments of a process: a fork has none of the threads of this one but all of their
+    locks, so every other thread must be idle, and no GPU may be in use. A module that cannot be imported is
+    left to the code that needs it. A forkserver that runs already stays.
     """
     if sys.platform != "linux":
         start_forkserver(*modules)
@@ -57,7 +57,7 @@ def fork(*modules: str) -> None:
     resource_tracker.ensure_running()
     sys.stdout.flush()
     sys.stderr.flush()
-    gc.freeze()  # a collection would write to each object, and no page with any would stay shared
+    gc.freeze()  # a collection would write to every object, and no page that holds one would stay shared
     atexit.register(_end)
     fresh, util.spawnv_passfds = util.spawnv_passfds, _forked  # type: ignore[assignment]
     try:
@@ -67,14 +67,14 @@ def fork(*modules: str) -> None:
 
 
 def _end() -> None:
-    """End the forkserver before this process takes its objects apart, which copies each shared page."""
+    """End the forkserver before this process destroys its objects, which copies each shared page."""
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
     gc.unfreeze()
 
 
 def _forked(_: str, command: Sequence[str], kept: Collection[int]) -> int:
-    """In place of `spawnv_passfds`: the pid of a fork of this process, which runs what `command` would have a
-    fresh interpreter run, with no file open but the standard streams and those in `kept`."""
+    """Replace `spawnv_passfds`: return the pid of a fork of this process, which runs what `command` would
+    have a fresh interpreter run. Only the standard streams and the files in `kept` stay open."""
     pid = os.fork()
     if pid:
         return pid

@@ -1,14 +1,16 @@
-"""Which samples a stream reads where: a plan over the sizes of its shards, without reading any.
+"""Which samples a stream reads where: a plan over the sizes of its shards, made without reading any.
 
-An epoch is all shards in a new order, one after the other, cut into as many equal pieces as there are lanes:
-those of all ranks together. A lane reads one piece an epoch, another one each time, so all lanes come to the
+An epoch is all shards in a new order, one after the other, cut into as many equal pieces as there are lanes,
+counted over all ranks. A lane reads one piece per epoch, a different one each time. So all lanes reach the
 end of an epoch together, whatever the shards' sizes, and every sample belongs to one of them. A piece is
-shuffled in blocks, the first of which are small: a stream yields after the first, and goes on within a
-block after a resume. The price beside the index is that samples meet only those of their block, and that a
-shard in which one piece ends and another begins is read for both.
+shuffled in blocks, the first of which are small: a stream yields after the first block, and continues within
+a block after a resume.
 
-Plain functions of numbers. Source of the even cuts: J. Bresenham, "Algorithm for computer control of a
-digital plotter" (1965).
+The price compared with the index: samples meet only those of their block, and a shard in which one piece
+ends and another begins is read for both.
+
+All functions are plain functions of numbers. Source of the even cuts: J. Bresenham, "Algorithm for computer
+control of a digital plotter" (1965).
 """
 
 from __future__ import annotations
@@ -23,14 +25,15 @@ import numpy as np
 from tasks.loader.order import Integers, Samples, rank_positions
 
 LANES = (24, 12, 6, 2, 1)
-"""Of a rank. Each is divided by many numbers of workers; a stream takes the first that its shards fill."""
+"""Lanes per rank, to choose from. Each is divisible by many numbers of workers; a stream takes the first that
+its shards can fill."""
 FIRST_BLOCK = 64
-"""Samples; each block is twice as large as the one before, up to the largest."""
+"""Samples in a block; each block is twice as large as the one before, up to the largest."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """The samples `rows` of shard number `shard`, from front to back."""
+    """The samples `rows` of shard number `shard`, from first to last."""
 
     shard: int
     rows: range
@@ -38,7 +41,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class LaneBlock:
-    """Neighbouring samples of a lane: what is read, in order, and the order in which it is given."""
+    """Neighbouring samples of a lane: what is read, in order, and the order in which it is yielded."""
 
     segments: Sequence[Segment]
     order: Sequence[int]
@@ -46,10 +49,8 @@ class LaneBlock:
 
 @dataclass(frozen=True)
 class Lane:
-    """Lane number `number` of `lanes`, over all ranks, of shards that hold `sizes` samples each.
-
-    `largest` is the size of a block; None reads the shards as they lie, without shuffling.
-    """
+    """Lane number `number` of `lanes`, over all ranks, of shards that hold `sizes` samples each. `largest` is
+    the size of a block; None reads the shards as they lie, without shuffling."""
 
     number: int
     lanes: int
@@ -58,10 +59,10 @@ class Lane:
     largest: int | None
 
     def blocks(self, start: int) -> Iterator[tuple[LaneBlock, int]]:
-        """The endless sequence of its blocks from sample number `start` of it on; and how many samples of the
-        first one come before that."""
+        """Return the endless sequence of its blocks from its sample number `start` on, and how many samples
+        of the first block come before that sample."""
         samples = sum(self.sizes)
-        rounds, skipped = divmod(start, samples)  # in as many epochs as lanes, a lane has read each piece
+        rounds, skipped = divmod(start, samples)  # after as many epochs as lanes, each piece is read
         for epoch in count(rounds * self.lanes):
             piece = self._piece(epoch, samples)
             if skipped >= len(piece):
@@ -79,12 +80,12 @@ class Lane:
                 skipped = 0
 
     def _piece(self, epoch: int, samples: int) -> range:
-        """The samples of the epoch that are this lane's."""
+        """Return the samples of the epoch that belong to this lane."""
         turn = (self.number + epoch) % self.lanes
         return range(turn * samples // self.lanes, (turn + 1) * samples // self.lanes)
 
     def _shards(self, epoch: int) -> tuple[Integers, Integers]:
-        """The shards in the order of the epoch, and where each ends among its samples."""
+        """Return the shards in the order of the epoch, and where each ends among its samples."""
         shards = np.arange(len(self.sizes))
         if self.largest is not None:
             shards = Samples().indices(shards + epoch * len(shards), len(shards), self.seed)
@@ -103,13 +104,13 @@ def _segments(block: range, shards: Integers, ends: Integers) -> Iterator[Segmen
 
 
 def lane_count(shards: int, world_size: int) -> int:
-    """Lanes of a rank: as many as can have a shard each, and one at least."""
+    """Return the number of lanes of a rank: as many as can have a shard each, and at least one."""
     return next((lanes for lanes in LANES if lanes * world_size <= shards), 1)
 
 
 @dataclass(frozen=True)
 class RankShare:
-    """What a rank has of the `size` samples that seat number `seat` gives to each batch."""
+    """Return the share of a rank's `size` samples per batch that seat number `seat` contributes."""
 
     seat: int
     size: int
@@ -117,8 +118,9 @@ class RankShare:
 
 
 def shares_of(rank: int, world_size: int, seats: int, batch_size: int) -> list[RankShare]:
-    """The shares that make up a rank's slice of a batch, which as many seats as ranks were when the training
-    began fill evenly: one whole share, as long as the ranks are as many."""
+    """Return the shares that make up a rank's slice of a batch. The slice is filled evenly by as many seats
+    as there were ranks when the training began: one whole share, as long as the number of ranks is the same.
+    """
     mine, size = rank_positions(0, batch_size, rank, world_size), len(rank_positions(0, batch_size, 0, seats))
     return [
         RankShare(seat, size, slice(max(mine.start - seat * size, 0), min(mine.stop - seat * size, size)))
@@ -127,8 +129,8 @@ def shares_of(rank: int, world_size: int, seats: int, batch_size: int) -> list[R
 
 
 def given_before(step: int, lane: int, lanes: int) -> int:
-    """How many batches a lane, in 0..lanes-1 of its rank, gave before `step`; batch s is of lane s modulo
-    their number."""
+    """Return how many batches a lane, in 0..lanes-1 of its rank, gave before `step`. Batch s comes from lane
+    s modulo their number."""
     return (step - lane + lanes - 1) // lanes if step > lane else 0
 
 

@@ -2,12 +2,12 @@
 
 The sequence is the concatenation of epochs, and each epoch holds every sample once. Every order is computed
 per position in constant memory: resuming needs the position and nothing else, and 10^9 samples cost no more
-than ten. Plain functions from arrays to arrays. The price beside a shuffled list is some microseconds of
-arithmetic a sample, far below what decoding it costs.
+than ten. All functions are plain functions from arrays to arrays. The price compared with a shuffled list is
+some microseconds of arithmetic per sample, far below the cost of decoding it.
 
 The permutations are Feistel networks with cycle walking (Black and Rogaway, Ciphers with Arbitrary Finite
 Domains, CT-RSA 2002), keyed by the finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014). They are not
-ciphers to keep a secret by: they only have to look random.
+ciphers that keep a secret: they only have to look random.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ Shuffle = Literal["windows", "samples", "none"]
 
 ROUNDS = 8
 WINDOW = 4096
-"""Samples, at most, that are shuffled together."""
+"""The most samples that are shuffled together."""
 WINDOW_BYTES = 2 << 30
-"""What a window reads from, at most: a stretch that a page cache keeps while it is read in any order."""
+"""The most bytes that a window reads from: a stretch that a page cache keeps while it is read in any order.
+"""
 OPEN_SHARDS = 64
-"""Shards that a process keeps open; a window spans less than half, as one ends while the next begins."""
+"""Shards that a process keeps open; a window spans less than half of them, as one window ends while the next
+begins."""
 GOLDEN = 0x9E3779B97F4A7C15
 WORD = 0xFFFFFFFFFFFFFFFF
 MIXED = 1000
@@ -46,13 +48,13 @@ class Order(Protocol):
     """One way to go through the samples of every epoch."""
 
     def indices(self, positions: Integers, count: int, seed: int) -> Integers:
-        """The sample, in 0..count-1, at each position >= 0; both of shape [n]."""
+        """Return the sample, in 0..count-1, at each position >= 0; both of shape [n]."""
         ...
 
 
 @dataclass(frozen=True)
 class Storage:
-    """As the samples lie in the shards, in every epoch."""
+    """The samples in the order of the shards, in every epoch."""
 
     def indices(self, positions: Integers, count: int, seed: int) -> Integers:
         return positions % count
@@ -71,7 +73,7 @@ class Samples:
 class Windows:
     """Windows of `size` neighbouring samples in a random order, shuffled within.
 
-    Reads stay inside one stretch of the shards at a time, which disks and page caches like. The windows are
+    Reads stay inside one stretch of the shards at a time, which suits disks and page caches. The windows are
     cut at another place in every epoch, so that samples do not always meet the same others.
     """
 
@@ -79,8 +81,8 @@ class Windows:
 
     @classmethod
     def fitting(cls, samples: int, shards: int, sample_bytes: float) -> Windows:
-        """The largest that keep to WINDOW_BYTES and OPEN_SHARDS where so many samples, of that size on
-        average, lie in so many shards: CT shards may hold sixteen samples, or two."""
+        """Return the largest windows that keep to WINDOW_BYTES and OPEN_SHARDS where so many samples, of that
+        mean size, lie in so many shards: CT shards may hold sixteen samples, or two."""
         by_shards = (OPEN_SHARDS // 2 - 1) * samples // shards
         return cls(max(min(WINDOW, by_shards, int(WINDOW_BYTES / max(sample_bytes, 1))), 1))
 
@@ -105,7 +107,7 @@ class Windows:
 
 
 def order_of(shuffle: Shuffle, samples: int, shards: int, sample_bytes: float) -> Order:
-    """`loader.shuffle` of the config, for a split of that shape."""
+    """Return the order that `loader.shuffle` of the config asks for, for a split of that shape."""
     orders: Mapping[Shuffle, Order] = {
         "windows": Windows.fitting(samples, shards, sample_bytes),
         "samples": Samples(),
@@ -115,19 +117,20 @@ def order_of(shuffle: Shuffle, samples: int, shards: int, sample_bytes: float) -
 
 
 def sample_seeds(positions: Integers, seed: int) -> Integers:
-    """A seed of 63 bits for the augmentation at each position, which counts on through the epochs."""
+    """Return a 63-bit seed for the augmentation at each position; positions count on through the epochs."""
     return (_keys(seed, AUGMENT, positions) >> np.uint64(1)).astype(np.int64)
 
 
 def stand_ins(position: int, count: int, seed: int) -> list[int]:
-    """The samples, in 0..count-1, to try in this order in place of a bad one; TRIES of them."""
+    """Return TRIES samples, in 0..count-1, to try in this order in place of a bad one."""
     draws = np.arange(position * TRIES, (position + 1) * TRIES)
     drawn: list[int] = (_keys(seed, STAND_IN, draws) % np.uint64(count)).tolist()
     return drawn
 
 
 def portions(weights: Sequence[float]) -> list[int]:
-    """Each dataset's share of MIXED positions, by the largest remainders; UsageError where it is none."""
+    """Return each dataset's share of MIXED positions, by the largest remainders; UsageError where a share is
+    zero."""
     shares = np.array(weights, np.float64) / sum(weights) * MIXED
     counts = np.floor(shares).astype(np.int64)
     counts[np.argsort(counts - shares, kind="stable")[: MIXED - counts.sum()]] += 1
@@ -141,11 +144,12 @@ def portions(weights: Sequence[float]) -> list[int]:
 
 
 def mix(positions: Integers, counts: Sequence[int], seed: int) -> tuple[Integers, Integers]:
-    """Which dataset stands at each position, and at which position of that dataset's own endless sequence.
+    """Return which dataset stands at each position, and at which position of that dataset's own endless
+    sequence.
 
     Each MIXED positions hold `counts` (which add up to that) of the datasets, in an order of their own.
-    Within a dataset the positions count on without gaps, so it is read as it would be alone, and its every
-    epoch holds each of its samples once. All of shape [n].
+    Within a dataset the positions count on without gaps, so it is read as it would be alone, and each of its
+    epochs holds each of its samples once. All arrays are of shape [n].
     """
     labels = np.repeat(np.arange(len(counts)), counts)
     blocks, offsets = np.divmod(positions, MIXED)
@@ -160,10 +164,8 @@ def mix(positions: Integers, counts: Sequence[int], seed: int) -> tuple[Integers
 
 
 def rank_positions(step: int, batch_size: int, rank: int, world_size: int) -> range:
-    """The positions that one rank reads for a step, whose global batch has `batch_size` samples.
-
-    The ranks' slices are even, do not overlap and make up [step * batch_size, (step + 1) * batch_size).
-    """
+    """Return the positions that one rank reads for a step, whose global batch has `batch_size` samples. The
+    ranks' slices are even, do not overlap and make up [step * batch_size, (step + 1) * batch_size)."""
     if batch_size % world_size:
         raise UsageError(
             f"train.batch_size: {batch_size} samples do not divide evenly among {world_size} ranks; "
@@ -175,15 +177,13 @@ def rank_positions(step: int, batch_size: int, rank: int, world_size: int) -> ra
 
 
 def permute(values: Integers, count: int, keys: Keys | int) -> Integers:
-    """The image of each value in 0..count-1 under the permutation of 0..count-1 that its key names.
-
-    `values` has shape [n]; `keys` is one seed for all, or an array of shape [n].
-    """
+    """Return the image of each value in 0..count-1 under the permutation of 0..count-1 that its key names.
+    `values` has shape [n]; `keys` is one seed for all, or an array of shape [n]."""
     return _walk(values, count, keys, forward=True)
 
 
 def invert(values: Integers, count: int, keys: Keys | int) -> Integers:
-    """The inverse of `permute`."""
+    """Return the inverse of `permute`."""
     return _walk(values, count, keys, forward=False)
 
 
@@ -203,7 +203,8 @@ def _walk(values: Integers, count: int, keys: Keys | int, forward: bool) -> Inte
 
 
 def _feistel(values: Keys, bits: int, keys: Keys, forward: bool) -> Keys:
-    """A permutation of 0..2^bits-1. With an odd number of bits the halves differ by one and take turns."""
+    """Return a permutation of 0..2^bits-1. With an odd number of bits the halves differ by one bit and take
+    turns."""
     low = np.uint64(bits - bits // 2)
     masks = [np.uint64((1 << (bits // 2)) - 1), np.uint64((1 << int(low)) - 1)]
     left, right = values >> low, values & masks[1]
@@ -218,13 +219,14 @@ def _feistel(values: Keys, bits: int, keys: Keys, forward: bool) -> Keys:
 
 
 def _keys(seed: int, use: int, numbers: Integers) -> Keys:
-    """A key of 64 bits for each number; different seeds and uses give unrelated ones."""
+    """Return a key of 64 bits for each number; different seeds and uses give unrelated keys."""
     base = _mix(np.array([seed & WORD], np.uint64)) + np.uint64((use + 1) * GOLDEN & WORD)
     return _mix(_mix(base) ^ (numbers.astype(np.uint64) * np.uint64(GOLDEN)))
 
 
 def _mix(values: Keys) -> Keys:
-    """The finalizer of SplitMix64: a bijection of 64-bit words in which every bit hangs on every other."""
+    """Return the finalizer of SplitMix64: a bijection of 64-bit words in which every bit depends on every
+    other."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

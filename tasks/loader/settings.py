@@ -1,6 +1,6 @@
-"""What tuning chose for a run, and the measurements it chose by: the run folder's loader.json.
+"""What tuning chose for a run, and the measurements behind it: the run folder's loader.json.
 
-Free of torch, so that status, report and flows can read it.
+This module is free of torch, so that status, report and flows can read the file.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ class Measurement(BaseModel):
     prefetch: int = 2
     reader: Reader = "indexed"
     samples_per_s: float
-    """Steady rate, after as many batches as the queues hold."""
+    """The steady rate, after as many batches as the queues hold."""
     first_batch_s: float
-    """From the call to the first batch, with the forkserver already running."""
+    """Seconds from the call to the first batch, with the forkserver already running."""
     memory_bytes: int | None = None
-    """Of this process and its workers; what they share is counted once. None where it was not measured."""
+    """Memory of this process and its workers; shared memory is counted once. None where it was not measured.
+    """
     cores_busy: float | None = None
-    """How many cores these processes kept at work."""
+    """How many cores these processes kept busy."""
 
     @property
     def setting(self) -> Setting:
@@ -55,22 +56,23 @@ class LoaderSettings(BaseModel):
 
     workers: int
     prefetch: int
-    """Batches that each worker has ready or in hand."""
+    """Batches that each worker has ready or in preparation."""
     reader: Reader | None = None
-    """The one that gave the most, where bench tried several; a run takes that of its config."""
+    """The setting that gave the most, where bench tried several; a run takes the one of its config."""
     reason: str
     measurements: tuple[Measurement, ...] = ()
     unit: Literal["samples", "rows"] = "samples"
-    """What the rates count: rows of several samples where `train.pack` makes such."""
+    """What the rates count: rows of several samples where `train.pack` makes such rows."""
     taken_per_s: float | None = None
-    """Samples a second that the training takes where it waits for nothing; None where it was not measured."""
+    """Samples per second that the training takes where it waits for nothing; None where it was not measured.
+    """
 
     @property
     def setting(self) -> Setting:
         return Setting(self.workers, self.prefetch, self.reader or "indexed")
 
     def to_config(self) -> str:
-        """As the config's line."""
+        """Return it as the config's line."""
         reader = f"reader: {self.reader}, " if self.reader is not None else ""
         return f"loader: {{{reader}workers: {self.workers}, prefetch: {self.prefetch}}}"
 
@@ -80,7 +82,7 @@ def write_settings(path: Path, settings: LoaderSettings) -> None:
 
 
 def read_settings(path: Path) -> LoaderSettings:
-    """DataError when the file is not there or not whole."""
+    """Read the file; DataError when it is missing or incomplete."""
     try:
         return LoaderSettings.model_validate_json(path.read_bytes())
     except FileNotFoundError as error:

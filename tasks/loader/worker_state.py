@@ -1,11 +1,12 @@
-"""What each loader worker is doing, in a file that others read while it lives and after it was killed.
+"""What each loader worker is doing, in a file that other processes read while the worker lives and after it
+was killed.
 
 A worker maps its file into memory and changes it in place: a transition costs no system call, and what was
-written is there whatever ends the process. `mine` is the record of this process; until `keep` gives it a file
-it writes to memory that nobody reads, so that no caller has to ask. One writer and any number of readers
-agree by a counter that is odd while a change is under way.
+written is there whatever ends the process. `mine` is the record of this process. Until `keep` gives it a
+file, it writes to memory that nobody reads, so that no caller has to ask. One writer and any number of
+readers agree by a counter that is odd while a change is under way.
 
-Free of torch, because whoever examines a stuck training needs none.
+This module is free of torch, because whoever examines a stuck training needs none.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ R = TypeVar("R")
 
 
 class WorkerStage(IntEnum):
-    """What a worker is at."""
+    """What a worker is doing."""
 
     START = 0
-    """Nothing was asked of it yet."""
+    """Nothing was requested from it yet."""
     OPEN = 1
     READ = 2
-    """It reads a sample's bytes; of a stream, also those that fill its shuffle buffer."""
+    """It reads a sample's bytes; in a stream, also those that fill its shuffle buffer."""
     DECODE = 3
     TRANSFORM = 4
     COLLATE = 5
     HAND_OVER = 6
-    """Its batch is made and on its way, or it waits to be asked for the next one."""
+    """Its batch is made and on its way, or it waits for the next request."""
 
     @property
     def label(self) -> str:
@@ -55,7 +56,8 @@ class WorkerStage(IntEnum):
 
 
 class Record(ctypes.LittleEndianStructure):
-    """The file, byte for byte. Text is UTF-8, ended by a zero byte where it is shorter than its field."""
+    """The layout of the file, byte for byte. Text is UTF-8, ended by a zero byte where it is shorter than its
+    field."""
 
     _fields_ = (
         ("magic", ctypes.c_char * 8),
@@ -105,13 +107,13 @@ class Record(ctypes.LittleEndianStructure):
 
 @dataclass(frozen=True)
 class WorkerState:
-    """One look at a worker; `rank_R` itself is worker 0 of a training that has none.
+    """A snapshot of a worker; `rank_R` itself is worker 0 of a training without workers.
 
-    `shard` is `train/000007.tar`, empty before the first; `offset` the byte in it where the sample begins
-    that is read, or was read last, and in a stream how far the file is read. `row` is that of the split's
-    index, None in a stream. Samples: `read` so far, `dropped` of them for being bad, `delivered` in
-    `batches`. `since` (Unix seconds) is when it came into its stage, and `seconds` are those it spent in
-    every stage before.
+    `shard` is `train/000007.tar`, and empty before the first one. `offset` is the byte in the shard at which
+    the sample begins that is being read or was read last; in a stream it is how far the file has been read.
+    `row` is the sample's row in the split's index, None in a stream. `read` counts samples, of which
+    `dropped` were bad, and `delivered` samples left in `batches`. `since` (Unix seconds) is when the current
+    stage began, and `seconds` are those spent in every stage before.
     """
 
     identity: Identity
@@ -131,14 +133,14 @@ class WorkerState:
 
 
 class Writer:
-    """The only writer of one record. Each method is a transition and says since when the stage lasts."""
+    """The only writer of one record. Each method is a transition and sets when the stage began."""
 
     def __init__(self, record: Record) -> None:
         self._record = record
         record.since = time.time()
 
     def enter(self, stage: int) -> int:
-        """Come into a stage; the one before, for who goes back to it."""
+        """Enter a stage; returns the one before, for a caller that goes back to it."""
         record = self._record
         now = time.time()
         before = record.stage
@@ -150,7 +152,7 @@ class Writer:
         return before
 
     def opening(self, shard: bytes) -> None:
-        """It opens a shard, as `shard_field` gives it."""
+        """Record that it opens a shard, named as `shard_field` encodes it."""
         record = self._record
         record.changes += 1
         record.shard, record.row, record.offset = shard, NONE, NONE
@@ -158,7 +160,7 @@ class Writer:
         self.enter(WorkerStage.OPEN)
 
     def reading(self, shard: bytes, row: int, offset: int) -> None:
-        """It reads the sample at byte `offset` of a shard."""
+        """Record that it reads the sample at byte `offset` of a shard."""
         record = self._record
         record.changes += 1
         record.shard, record.row, record.offset = shard, row, offset
@@ -166,7 +168,7 @@ class Writer:
         self.enter(WorkerStage.READ)
 
     def streaming(self, shard: bytes, offset: int) -> None:
-        """One more sample of a stream was read, whose end is about at byte `offset`."""
+        """Count a sample of a stream, which ends at about byte `offset`."""
         record = self._record
         record.changes += 1
         record.read += 1
@@ -174,20 +176,20 @@ class Writer:
         record.changes += 1
 
     def counting(self) -> None:
-        """One more sample was read."""
+        """Count a sample."""
         self._record.read += 1
 
     def transforming(self) -> None:
-        """The sample was read."""
+        """Record that the sample was read."""
         self.counting()
         self.enter(WorkerStage.TRANSFORM)
 
     def dropping(self) -> None:
-        """The sample is bad."""
+        """Record that the sample is bad."""
         self._record.dropped += 1
 
     def handing_over(self, samples: int) -> None:
-        """A batch of so many samples is made."""
+        """Record that a batch of so many samples is made."""
         record = self._record
         record.changes += 1
         record.delivered += samples
@@ -202,7 +204,7 @@ mine = NOBODY
 
 @dataclass(frozen=True)
 class WorkerStates:
-    """Where the workers of one rank that read one split keep their state."""
+    """Where the workers of one rank keep their state, for one split that they read."""
 
     folder: Path
     rank: int
@@ -212,8 +214,8 @@ class WorkerStates:
         return self.folder / f"rank_{self.rank}_worker_{worker}.{self.split}"
 
     def keep(self, worker: int) -> Writer:
-        """The writer of a new file, which is `mine` from now on; the one from before when there is no room
-        for a file, which a training does not end for."""
+        """Return the writer of a new file, which becomes `mine`. Where there is no room for a file, return
+        the present one: a training does not end for that."""
         global mine
         path = self.path(worker)
         try:
@@ -233,18 +235,18 @@ class WorkerStates:
 
 
 def shard_field(name: str) -> bytes:
-    """`train/000007.tar` as it stands in a record; of a name that is too long, the end."""
+    """Encode `train/000007.tar` for a record; of a name that is too long only the end is kept."""
     return name.encode()[-SHARD_BYTES:]
 
 
 def take_up(writer: Writer) -> None:
-    """Make it `mine`, where one process reads for several."""
+    """Make this writer `mine`, where one process reads for several workers."""
     global mine
     mine = writer
 
 
 def decoding(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, called in a transform, as stage DECODE."""
+    """Return the function so wrapped that, called in a transform, it is recorded as stage DECODE."""
 
     @wraps(function)
     def staged(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -259,10 +261,8 @@ def decoding(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def read_state(path: Path) -> WorkerState | None:
-    """What the worker said last; None where no whole record is, as while the worker starts.
-
-    Of a worker that was killed in the middle of a change, what stands there.
-    """
+    """Return what the worker recorded last; None where there is no complete record, as while the worker
+    starts. A worker that was killed in the middle of a change left the record as it stands."""
     try:
         record = _settled(path)
     except OSError:
@@ -290,32 +290,34 @@ def read_state(path: Path) -> WorkerState | None:
 
 
 def read_all(folder: Path) -> list[WorkerState]:
-    """Of every worker that keeps its state in `folder`, living or dead, by rank, split and number."""
+    """Return the states of all workers that keep theirs in `folder`, living or dead, by rank, split and
+    number."""
     states = (read_state(path) for path in folder.glob(PATTERN))
     known = [state for state in states if state is not None]
     return sorted(known, key=lambda state: (state.rank, state.split, state.worker))
 
 
 def clear(folder: Path, rank: int) -> None:
-    """Remove what the workers of a rank's earlier life left."""
+    """Remove what the workers of an earlier start of the rank left."""
     for path in folder.glob(f"rank_{rank}_worker_*"):
         path.unlink(missing_ok=True)
 
 
 def _new_record(path: Path) -> Record:
-    """A file of its own, so that a reader of the one before sees that worker's last words."""
+    """Make a new file, so that a reader of the old one sees the last state of the old worker."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     size = ctypes.sizeof(Record)
     with draft.open("w+b") as file:
-        os.posix_fallocate(file.fileno(), 0, size)  # writing to a mapped hole of a full disk would kill us
+        os.posix_fallocate(file.fileno(), 0, size)  # a write to a mapped hole of a full disk kills
         mapped = mmap.mmap(file.fileno(), size)
     os.replace(draft, path)
     return Record.from_buffer(mapped)
 
 
 def _settled(path: Path) -> Record | None:
-    """The record between two changes; as it stands when a change does not end, its writer being dead."""
+    """Return the record between two changes; or as it stands when a change does not end because its writer is
+    dead."""
     size = ctypes.sizeof(Record)
     with path.open("rb", buffering=0) as file:
         deadline = time.monotonic() + PATIENCE_S

@@ -1,8 +1,8 @@
-"""Turns a dataset of batches into an iterator that worker processes run ahead of.
+"""Turn a dataset of batches into an iterator that worker processes fill ahead of the training.
 
-A DataLoader does the work; what this adds is what a long training needs: workers that end with the training
-process however it ends, errors that arrive as they were raised, a killed worker that is named within seconds
-instead of waited for, and no draw from the caller's random numbers.
+A DataLoader does the work. This module adds what a long training needs: workers end with the training
+process however it ends, errors arrive as they were raised, a killed worker is named within seconds instead of
+being waited for, and no number is drawn from the caller's random generator.
 """
 
 from __future__ import annotations
@@ -30,15 +30,14 @@ from tasks.loader.collate import Batch, Packed, WorkerFailure, unpack
 from tasks.loader.worker_state import WorkerStates
 
 FILE_DESCRIPTOR = "file_descriptor"
-"""torch's own way to hand over tensors: a descriptor for each."""
+"""torch's own way to pass tensors between processes: a file descriptor for each."""
 logger = logging.getLogger(__name__)
 
 
 class Transform(Protocol):
-    """A sample's members by suffix to its tensors, numbers and strings by name; picklable.
-
-    `generator_seed` is all the randomness it may use; None asks for the plain, unaugmented form.
-    """
+    """Turns a sample's members by suffix into its tensors, numbers and strings by name; picklable.
+    `generator_seed` is all the randomness that it may use; None asks for the plain form, without
+    augmentation."""
 
     def __call__(self, sample: dict[str, bytes], generator_seed: int | None) -> dict[str, Any]: ...
 
@@ -61,8 +60,8 @@ class Batches(Iterator[Batch]):
     ) -> None:
         self.name = name
         self.passed_over: tuple[PassedOver, ...] = ()
-        """The bad samples that the batch given last does without, and those of batches of which nothing was
-        left before it."""
+        """The bad samples that the last batch lacks, and those of the batches before it of which no sample
+        was left."""
         self._budget = budget
         self._writer = keeper.keep(0) if keeper is not None and not workers else worker_state.NOBODY
         loader: DataLoader[Packed | WorkerFailure] = DataLoader(
@@ -75,7 +74,7 @@ class Batches(Iterator[Batch]):
             worker_init_fn=partial(_prepare_worker, keeper, sharing_strategy),
             multiprocessing_context=forkserver.start_forkserver(transform.__module__) if workers else None,
             pin_memory=pin_memory,
-            # Without one of its own it draws from the global generator, and a resumed run would differ.
+            # Otherwise it would draw from the global generator, and a resumed run would differ.
             generator=torch.Generator(),
         )
         self._source: Any = iter(loader)
@@ -83,10 +82,8 @@ class Batches(Iterator[Batch]):
         self.worker_pids: tuple[int, ...] = tuple(process.pid for process in self._processes)
 
     def __next__(self) -> Batch:
-        """The next batch that holds samples. TarmacError of whatever kind a worker raised, or when one died.
-
-        DataError when more samples were passed over than the budget, if there is one, allows.
-        """
+        """Return the next batch that holds samples. Raises the TarmacError that a worker raised, TarmacError
+        when a worker died, and DataError when more samples were passed over than the budget allows."""
         batch: Batch = {"key": []}
         self.passed_over = ()
         while not batch["key"]:
@@ -99,7 +96,7 @@ class Batches(Iterator[Batch]):
     def _next(self) -> Packed:
         if self._source is None:
             raise StopIteration
-        worker_state.take_up(self._writer)  # which is this process's where it has no workers
+        worker_state.take_up(self._writer)  # without workers it is this process's
         try:
             packed: Packed | WorkerFailure = next(self._source)
         except BaseException as error:
@@ -121,7 +118,8 @@ class Batches(Iterator[Batch]):
             raise
 
     def _name_the_dead(self, error: BaseException) -> None:
-        """Raise in place of `error` when that is how the loss of a worker shows: a broken pipe or socket."""
+        """Raise the worker's loss in place of `error`, a broken pipe or socket, where that is how the loss
+        shows."""
         if not isinstance(error, RuntimeError | OSError | EOFError) or not self._processes:
             return
         connection.wait([process.sentinel for process in self._processes], timeout=1.0)
@@ -134,9 +132,9 @@ class Batches(Iterator[Batch]):
         """End the workers and wait for them; further calls do nothing."""
         source, self._source = self._source, None
         if self._processes and source is not None:
-            source._shutdown_workers()  # dropping the last reference does the same, but no one knows when
+            source._shutdown_workers()  # dropping the last reference does the same, but nobody knows when
             for process in self._processes:
-                if process.is_alive():  # it is stuck, and ignores the SIGTERM that torch has sent it
+                if process.is_alive():  # it is stuck and ignores the SIGTERM that torch has sent
                     process.kill()
 
     def __enter__(self) -> Self:
@@ -162,7 +160,7 @@ def _describe_death(name: str, pid: int, code: int) -> str:
 
 def _prepare_worker(keeper: WorkerStates | None, sharing_strategy: str, number: int) -> None:
     die_with_parent()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which Slurm sends to all processes of a job that it ends
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Slurm sends it to all processes of a job that it ends
     keep_freed_memory()
     torch.multiprocessing.set_sharing_strategy(sharing_strategy)  # type: ignore[no-untyped-call]
     Queue._on_queue_feeder_error = staticmethod(_end_worker)  # type: ignore[attr-defined]
@@ -171,8 +169,8 @@ def _prepare_worker(keeper: WorkerStates | None, sharing_strategy: str, number: 
 
 
 def _end_worker(error: Exception, _: object) -> None:
-    """Of a batch that cannot be sent: Python would only print it, and whoever waits for the batch do so for
-    ever."""
+    """Handle a batch that cannot be sent. Python would only print the error, and the reader of the batch
+    would wait forever."""
     sys.stderr.write(f"error: {_unsent(error)}\n")
     os._exit(1)
 

@@ -1,12 +1,12 @@
 """What a rank measures between two rows of metrics, and the checks that end a training that is not finite.
 
 Losses stay on the device until a row is due, so that a GPU is not made to wait for the host at every step. A
-GPU works on what was queued while the host waits for the next batch: only the time in which it had nothing to
-do counts as waiting for data. Events in its queue before and after the wait show that, and are read when a
-row is due. A CPU does nothing else while it waits, so there all of it counts.
+GPU works through its queue while the host waits for the next batch: only the time in which the queue was
+empty counts as waiting for data. Events in the queue before and after the wait show it, and are read when a
+row is due. A CPU does nothing else while it waits, so there all of the time counts.
 
-A loss or a weight that is not finite is in all weights a step later, so nothing is trained or saved beyond
-it.
+A loss or a weight that is not finite spreads to all weights within a step, so nothing is trained or saved
+after it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from tasks.core.errors import DataError
 
 LEAST_SCALE = 1.0
-"""The least loss scale of fp16, which begins at 65,536 and is halved at every overflow."""
+"""The least loss scale of fp16. It begins at 65,536 and is halved at every overflow."""
 WIDER = {"bf16": "fp32", "fp16": "bf16"}
 
 
@@ -37,7 +37,7 @@ class Wait(NamedTuple):
 
     def idle_s(self) -> float:
         """Return how long the GPU had nothing to do, at most as long as the host waited: other idle time is
-        no wait for data. Waits for the GPU to come to the later event."""
+        not a wait for data. This call waits until the GPU reaches the later event."""
         if self.before is None or self.after is None:
             return self.host_s
         self.after.synchronize()
@@ -46,7 +46,7 @@ class Wait(NamedTuple):
 
 
 class Meter:
-    """Covers the steps since the last `restart`."""
+    """Measures the steps since the last `restart`."""
 
     def __init__(self, batch_size: int, is_cuda: bool = False) -> None:
         self._batch_size = batch_size
@@ -60,7 +60,7 @@ class Meter:
         return len(self._losses) + self._skipped
 
     def skip(self) -> None:
-        """Count one step that changed nothing, and whose loss is left out."""
+        """Count one step that changed nothing and whose loss is left out."""
         self._skipped += 1
 
     def restart(self) -> None:
@@ -79,7 +79,7 @@ class Meter:
         self._waits.append(Wait(time.perf_counter() - began, before, self._mark()))
 
     def _mark(self) -> torch.cuda.Event | None:
-        """An event at the end of what is queued for the GPU; None without one."""
+        """Return an event at the end of what is queued for the GPU; None without a GPU."""
         if not self._is_cuda:
             return None
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -1,10 +1,10 @@
 """What the ranks of a training share: one loss and one gradient, and the decision of what to do next.
 
 A rank must not act alone on what only it has noticed (a file `stop`, a sample that cannot be read, a full
-disk), or the others wait for it in the next exchange. So after each piece of work that may end differently
+disk), or the others wait for it in the next exchange. So after each piece of work that may end differently,
 all ranks exchange one integer and take the highest: data at an end, go on, stop, failed.
 
-Each rank computes the contrast of all features, which costs it the whole matrix of logits; in return every
+Each rank computes the contrast of all features, which costs it the whole matrix of logits. In return every
 rank knows the loss, and no gradient is missing: the gradients of the other ranks' losses with respect to a
 rank's features come back to it. DDP then takes the mean over ranks, which is the gradient of the whole batch.
 """
@@ -27,12 +27,12 @@ from tasks.models.task import Contrastive, Features, Loss, Task
 from tasks.runs.environment import Meeting
 
 PATIENCE_S = 600.0
-"""How long a rank waits for the others in one exchange, and so the longest that one may save or read alone.
-The agent notices a rank that was killed or stopped long before that."""
+"""How long a rank waits for the others in one exchange, and so the longest that one rank may save or read
+alone. The agent notices a rank that was killed or stopped long before that."""
 
 
 class RankRequest(IntEnum):
-    """What a rank asks for, in rising order: the highest request of all ranks holds for all."""
+    """What a rank requests, in rising order: the highest request of all ranks applies to all."""
 
     DONE = 0
     GO_ON = 1
@@ -42,7 +42,7 @@ class RankRequest(IntEnum):
 
 @dataclass
 class Vote:
-    """The request of this rank and, once all ranks have voted, the one that holds."""
+    """The request of this rank and, once all ranks have voted, the one that applies."""
 
     order: RankRequest = RankRequest.GO_ON
 
@@ -55,11 +55,11 @@ class Ranks:
     count: int = 1
 
     def __str__(self) -> str:
-        """A phrase for the log; empty for a rank that is alone."""
+        """Return a phrase for the log; empty for a single rank."""
         return "" if self.count == 1 else f", as rank {self.rank} of {self.count}"
 
     def gather(self, features: Tensor) -> Tensor:
-        """Gather [samples, ...] of each rank into [ranks * samples, ...], in their order, with the
+        """Gather [samples, ...] of each rank into [ranks * samples, ...], in the order of the ranks, with the
         gradient."""
         if self.count == 1:
             return features
@@ -72,15 +72,13 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the rank that writes the files of which a run has one."""
+        """Return whether this rank writes the files of which a run has one."""
         return self.rank == 0
 
     @contextmanager
     def agreeing(self) -> Iterator[Vote]:
-        """Do work that may end differently from rank to rank, and has no exchange in it.
-
-        When it is done all know the highest order; OtherRankError where another rank raised.
-        """
+        """Do work that may end differently from rank to rank and contains no exchange. Afterwards all ranks
+        know the highest request; OtherRankError where another rank raised."""
         vote = Vote()
         try:
             yield vote
@@ -102,8 +100,7 @@ class Ranks:
         return numbers
 
     def of_all(self, value: Tensor) -> list[Tensor]:
-        """Return the values of all ranks, in their order; they have one shape and type, and are on the
-        CPU."""
+        """Return the values of all ranks, in order. They must have one shape and type, and be on the CPU."""
         if self.count == 1:
             return [value]
         values = [torch.empty_like(value) for _ in range(self.count)]

@@ -1,8 +1,8 @@
-"""How long each sample is to a recipe: what packs are planned by, measured once a run.
+"""How long each sample is to a recipe: what packs are planned by, measured once per run.
 
-The build cannot know it, as it hangs on tokenizer and tiles. Each sample is read once, which costs a run on a
-million of them minutes. So a run's agent has it done before the ranks start, lest they wait for one another;
-one that was killed meanwhile goes on from where it was, and one that is done is not repeated.
+The build cannot know it, because it depends on tokenizer and tiles. Each sample is read once, which takes
+minutes for a million samples. So a run's agent measures before the ranks start, or they would wait for one
+another. A measurement that was killed continues where it was, and a complete one is not repeated.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tasks.loader.packing.packs import UNMEASURED, Lengths
 
 PAIR_BYTES = 8
 TOLD_EVERY = 100
-"""Samples between two words of progress; a killed measuring loses about as many."""
+"""Samples between two progress reports; a killed measurement loses about as many."""
 RUN = 100
-"""Samples side by side, as they lie on the disk, that are measured where not all are."""
+"""Neighbouring samples on the disk that are measured together where not all samples are measured."""
 
 
 class Measure(Protocol):
-    """A transform that can say of a sample's members how many tokens and images it would make of them."""
+    """A transform that can count the tokens and images that it would make of a sample's members."""
 
     def measure(self, sample: Mapping[str, bytes]) -> tuple[int, int]: ...
 
@@ -41,11 +41,9 @@ def measure(
     most: int | None = None,
     progress: Progress = no_progress,
 ) -> None:
-    """Leave the lengths of each dataset in `folder`, but for those that are there.
-
-    Of about `most` samples of each, where that is given: the others count as longer than any pack.
-    BadSampleError or DataError for a sample that cannot be read.
-    """
+    """Write the lengths of each dataset to `folder`, unless they are there already. `most` limits the
+    measured samples of each dataset to about as many; the others count as longer than any pack.
+    BadSampleError or DataError for a sample that cannot be read."""
     folder.mkdir(parents=True, exist_ok=True)
     wanted = [_spread(len(reader), most) for reader in readers]
     total, before = sum(map(len, wanted)), 0
@@ -61,12 +59,12 @@ def measure(
 
 
 def are_there(folder: Path, datasets: int) -> bool:
-    """Whether the samples of that many datasets have been measured."""
+    """Return whether the samples of that many datasets have been measured."""
     return all(_file(folder, number).exists() for number in range(datasets))
 
 
 def read_lengths(readers: Sequence[IndexedReader], folder: Path) -> tuple[Lengths, ...]:
-    """What `measure` left; DataError for a file that is missing or does not go with its dataset."""
+    """Return what `measure` wrote; DataError for a file that is missing or belongs to another dataset."""
     found = []
     for number, reader in enumerate(readers):
         path = _file(folder, number)
@@ -80,7 +78,8 @@ def read_lengths(readers: Sequence[IndexedReader], folder: Path) -> tuple[Length
 
 
 def _measured(reader: IndexedReader, transform: Measure, numbers: Integers, draft: Path) -> Iterator[int]:
-    """Append tokens and images of these samples to the draft, from where it ends; how many stand there."""
+    """Append the tokens and images of these samples to the draft, from its end on; return how many it then
+    holds."""
     with draft.open("ab") as file:
         done = file.tell() // PAIR_BYTES
         file.truncate(done * PAIR_BYTES)
@@ -98,7 +97,8 @@ def _measured(reader: IndexedReader, transform: Measure, numbers: Integers, draf
 
 
 def _table(draft: Path, numbers: Integers, samples: int) -> bytes:
-    """The lengths [2, samples] of the draft's pairs; a sample that is not among them is as long as can be."""
+    """Return the lengths [2, samples] of the draft's pairs; a sample that is not among them gets the greatest
+    length."""
     table = np.full((2, samples), UNMEASURED, np.int32)
     table[:, numbers] = np.fromfile(draft, np.int32).reshape(-1, 2).T
     content = io.BytesIO()
@@ -107,7 +107,7 @@ def _table(draft: Path, numbers: Integers, samples: int) -> bytes:
 
 
 def _spread(samples: int, most: int | None) -> Integers:
-    """Which of so many samples are measured: all, or about `most` in runs at equal distances."""
+    """Return which samples are measured: all, or about `most` of them in runs at equal distances."""
     if most is None or samples <= most:
         return np.arange(samples)
     starts = np.linspace(0, samples - RUN, max(most // RUN, 1)).astype(np.int64)

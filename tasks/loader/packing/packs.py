@@ -1,13 +1,13 @@
-"""Several conversations in one row of a fixed number of tokens: which go together, as a pure plan.
+"""Several conversations in one row of a fixed number of tokens: which samples share a row, as a pure plan.
 
-The endless sequence of samples is cut into windows of equally many, and each is packed by itself. So what a
-pack holds follows from lengths, seed and its number, whoever reads it. The price is that one has to know how
-many packs all windows before held: a training that goes on counts them again, which takes a third of a second
-per million samples.
+The endless sequence of samples is cut into windows of equally many, and each window is packed by itself. So
+the content of a pack follows from lengths, seed and its number, whoever reads it. The price is that the
+number of packs of all windows before must be known: a training that resumes counts them again, which takes a
+third of a second per million samples.
 
-A window's packs are filled in rounds, the longest samples that are left into the emptiest packs. That takes a
-round of array operations where best fit would take an interpreter's loop per sample, and spreads samples with
-many images over all packs, of which best fit would leave those with short texts for the end.
+A window's packs are filled in rounds: the longest remaining samples go into the emptiest packs. That takes a
+round of array operations where best fit would take an interpreter's loop per sample. It also spreads samples
+with many images over all packs, while best fit would leave those with short texts for the end.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from tasks.core.errors import DataError
 from tasks.loader.order import Integers, permute, rank_positions, sample_seeds
 
 PACKS_A_WINDOW = 1024
-"""About as many: more leave less empty, and take samples together that lie farther apart on the disk."""
+"""About as many packs per window: more leave less empty, but bring samples together that lie farther apart on
+the disk."""
 LEFT_OUT = -1
 UNMEASURED = int(np.iinfo(np.int32).max)
-"""The tokens of a sample that nobody has measured: it fits into no pack."""
+"""The tokens of a sample that was not measured: it fits into no pack."""
 
 
 class Lengths(NamedTuple):
-    """Of samples, both of shape [n] and of signed integers: their tokens and their images."""
+    """The tokens and the images of samples, both of shape [n] and of signed integers."""
 
     tokens: NDArray[Any]
     images: NDArray[Any]
@@ -39,23 +40,21 @@ class Lengths(NamedTuple):
 
 @dataclass(frozen=True)
 class PackLimits:
-    """Of one pack."""
+    """The limits of one pack."""
 
     tokens: int
     images: int
 
     def takes(self, lengths: Lengths) -> NDArray[np.bool_]:
-        """Whether a sample fits into a pack at all; others are left out."""
+        """Return whether each sample fits into a pack at all; the others are left out."""
         fits: NDArray[np.bool_] = (lengths.tokens <= self.tokens) & (lengths.images <= self.images)
         return fits
 
 
 @dataclass(frozen=True)
 class Packs:
-    """The endless sequence of packs: each the positions of its samples in the sequence of samples.
-
-    `draw` gives the lengths of the samples at positions [n]; a window holds `window` of them.
-    """
+    """The endless sequence of packs: each is the positions of its samples in the sequence of samples. `draw`
+    gives the lengths of the samples at positions [n]; a window holds `window` of them."""
 
     draw: Callable[[Integers], Lengths]
     limits: PackLimits
@@ -63,7 +62,8 @@ class Packs:
     seed: int
 
     def starting(self, pack: int) -> Iterator[Integers]:
-        """The packs from number `pack` on, without end, as long as any sample fits (see `window_size`)."""
+        """Return the packs from number `pack` on, without end, as long as any sample fits (see
+        `window_size`)."""
         number = 0
         for window in count():
             found = self._packs_of(window)
@@ -72,7 +72,8 @@ class Packs:
             number += len(found)
 
     def _packs_of(self, window: int) -> list[Integers]:
-        """In an order that hangs on seed and window alone: filling leaves the emptiest packs last."""
+        """Return the window's packs in an order that depends on seed and window alone: filling leaves the
+        emptiest packs last."""
         places = np.arange(window * self.window, (window + 1) * self.window)
         packs = pack_window(self.draw(places), self.limits)
         order = np.argsort(packs, kind="stable")
@@ -94,8 +95,8 @@ class PackedPositions(NamedTuple):
 
 @dataclass(frozen=True)
 class PackSteps(Iterable[PackedPositions]):
-    """For each step from `start` on, without end, what a rank reads: an even share of `batch_size` packs,
-    in parts of `part_size`, of which the last may have fewer."""
+    """Return, for each step from `start` on and without end, what a rank reads: an even share of `batch_size`
+    packs, in parts of `part_size`, of which the last may have fewer."""
 
     packs: Packs
     start: int
@@ -116,7 +117,7 @@ class PackSteps(Iterable[PackedPositions]):
 
 
 def window_size(lengths: Sequence[Lengths], limits: PackLimits) -> int:
-    """So many samples that they fill PACKS_A_WINDOW packs on average. DataError when none fits into one."""
+    """Return how many samples fill PACKS_A_WINDOW packs on average. DataError when none fits into one."""
     tokens = np.concatenate([one.tokens[limits.takes(one)] for one in lengths])
     if not tokens.size:
         known = [one.tokens[one.tokens < UNMEASURED] for one in lengths]
@@ -129,7 +130,7 @@ def window_size(lengths: Sequence[Lengths], limits: PackLimits) -> int:
 
 
 def pack_window(lengths: Lengths, limits: PackLimits) -> Integers:
-    """[samples] -> the pack of each, numbered from 0, or LEFT_OUT."""
+    """Return the pack of each sample, numbered from 0, or LEFT_OUT; [samples] -> [samples]."""
     found = np.full(len(lengths.tokens), LEFT_OUT, np.int64)
     kind = np.int16 if limits.tokens < 1 << 15 else np.int32  # numpy sorts small integers without comparing
     left = np.flatnonzero(limits.takes(lengths))
@@ -147,8 +148,8 @@ def pack_window(lengths: Lengths, limits: PackLimits) -> Integers:
 
 
 def _level(lengths: Lengths, limits: PackLimits) -> Integers:
-    """Samples from the longest to the shortest -> the pack of each, among as many packs as all of them would
-    just fill; LEFT_OUT for those that none has room for in the end."""
+    """Return the pack of each sample, for samples from the longest to the shortest, among as many packs as
+    all of them would just fill; LEFT_OUT for those for which no pack has room in the end."""
     tokens, images = lengths
     total, pictures = tokens.sum(dtype=np.int64), images.sum(dtype=np.int64)
     packs = max(int(max(total / limits.tokens, pictures / max(limits.images, 1))), 1)
