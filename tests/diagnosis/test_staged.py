@@ -72,6 +72,7 @@ def test_the_time_to_the_first_sample_is_split(digits_dataset: Path, tmp_path: P
 
 
 @pytest.mark.system
+@pytest.mark.proof
 def test_a_test_that_hangs_is_ended_and_says_where_it_stood(
     digits_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,6 +81,7 @@ def test_sigkill_of_everything_in_every_stage(
     assert project.processes() == []
 
 
+@pytest.mark.proof
 def test_sigkill_of_the_command_alone_leaves_the_training_to_be_adopted(
     undisturbed: Project, server: dict[str, str], tmp_path: Path, raw_digits: Path
 ) -> None:
@@ -106,6 +107,7 @@ def test_sigkill_of_the_command_alone_leaves_the_training_to_be_adopted(
     assert weights(project.run) == weights(undisturbed.run)
 
 
+@pytest.mark.proof
 def test_ctrl_c_stops_the_watching_only(
     undisturbed: Project, server: dict[str, str], tmp_path: Path, raw_digits: Path
 ) -> None:

@@ -50,7 +50,7 @@ def register(api: Api, name: str, folder: Path, parameters: dict[str, Any]) -> N
     api.ask("POST", "/deployments/", body).raise_for_status()
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def dying(
     deployed: object, api: Api, project: Path, worker: int, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, str]:
@@ -88,47 +88,42 @@ OURS = (
 FOREIGN = "from tests.system.sleeper import foreign; foreign({seconds}.0)"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def bystanders(terminal: Any, api: Api) -> list[subprocess.Popen[bytes]]:
+@pytest.fixture(scope="module")
+def bystanders(terminal: Any) -> list[subprocess.Popen[bytes]]:
     """A run of a terminal and a flow of somebody else, which last longer than any patience of an automation."""
     return [terminal(text.format(seconds=LONG_S)) for text in (OURS, FOREIGN)]
 
 
-def test_a_run_that_dies_unnoticed_is_marked(terminal: Any, api: Api) -> None:
-    known = {run["id"] for run in flow_runs(api, "sleeper")}
+@pytest.fixture(scope="module")
+def unnoticed(terminal: Any, api: Api) -> str:
+    """The id of a terminal's run whose process was killed after its first pulse. Only the server can notice."""
     process = terminal(OURS.format(seconds=LONG_S + 1))
 
-    def begun() -> dict[str, Any] | None:
-        new = [run for run in flow_runs(api, "sleeper") if run["id"] not in known]
-        mine = [run for run in new if run["parameters"].get("seconds") == LONG_S + 1]
-        return mine[0] if mine and mine[0]["state_type"] == "RUNNING" else None
+    def running() -> list[str]:
+        found = flow_runs(api, "sleeper")
+        return [
+            run["id"]
+            for run in found
+            if run["parameters"].get("seconds") == LONG_S + 1 and run["state_type"] == "RUNNING"
+        ]
 
-    run = until("the run of the terminal", begun, 180)
-    heard = {
-        "resource": {"id": [f"prefect.flow-run.{run['id']}"]},
-        "event": {"name": ["tarmac.flow-run.pulse"]},
-    }
-    until("its pulse", lambda: api.ask("POST", "/events/filter", {"filter": heard}).json()["events"], 120)
+    [run_id] = until("the run of the terminal", running, 180)
+    pulse = {"resource": {"id": [f"prefect.flow-run.{run_id}"]}, "event": {"name": ["tarmac.flow-run.pulse"]}}
+    until("its pulse", lambda: api.ask("POST", "/events/filter", {"filter": pulse}).json()["events"], 120)
     process.kill()
-    until("Crashed", lambda: api.get(f"/flow_runs/{run['id']}")["state_type"] == "CRASHED", 360)
-    assert "It sent no sign of life" in api.get(f"/flow_runs/{run['id']}")["state"]["message"]
+    return str(run_id)
 
 
-@pytest.mark.proof
-def test_a_run_that_always_dies_is_taken_up_three_times_and_given_up(api: Api, dying: dict[str, str]) -> None:
-    dies = dying["dies"]
-    until("its end", lambda: api.get(f"/flow_runs/{dies}")["state_type"] == "FAILED", 600)
-    said = api.get(f"/flow_runs/{dies}")["state"]["message"]
-    assert "crashed 4 times without getting further" in said and "SIGKILL" in said
-    assert states(api, dies).count("Running") == 5, "the last start is the one that gives up"
-
-
-@pytest.mark.proof
-def test_a_run_that_cannot_begin_again_is_given_up(api: Api, dying: dict[str, str]) -> None:
-    lost = dying["lost"]
-    until("its end", lambda: api.get(f"/flow_runs/{lost}")["state_type"] == "FAILED", 600)
-    assert states(api, lost).count("Running") == 1
-    assert "before it could begin" in api.get(f"/flow_runs/{lost}")["state"]["message"]
+@pytest.fixture(scope="module", autouse=True)
+def begun_early(request: pytest.FixtureRequest) -> None:
+    """Start first what takes minutes without work, for the tests of this file that will run; their tests look
+    at it last."""
+    wanted = {
+        name for item in request.session.items if item.path == request.path for name in item.fixturenames
+    }
+    for name in ("dying", "bystanders", "unnoticed"):
+        if name in wanted:
+            request.getfixturevalue(name)
 
 
 @pytest.mark.proof
@@ -296,6 +291,28 @@ def test_what_is_not_sound_fails_with_its_findings_in_log_and_table(
     assert "shard.truncated" in table["data"]
     completed = api.start("verify/project", dataset="data/small", level="full").json()["id"]
     api.completed(completed, 240)
+
+
+def test_a_run_that_dies_unnoticed_is_marked(unnoticed: str, api: Api) -> None:
+    until("Crashed", lambda: api.get(f"/flow_runs/{unnoticed}")["state_type"] == "CRASHED", 360)
+    assert "It sent no sign of life" in api.get(f"/flow_runs/{unnoticed}")["state"]["message"]
+
+
+@pytest.mark.proof
+def test_a_run_that_always_dies_is_taken_up_three_times_and_given_up(api: Api, dying: dict[str, str]) -> None:
+    dies = dying["dies"]
+    until("its end", lambda: api.get(f"/flow_runs/{dies}")["state_type"] == "FAILED", 600)
+    said = api.get(f"/flow_runs/{dies}")["state"]["message"]
+    assert "crashed 4 times without getting further" in said and "SIGKILL" in said
+    assert states(api, dies).count("Running") == 5, "the last start is the one that gives up"
+
+
+@pytest.mark.proof
+def test_a_run_that_cannot_begin_again_is_given_up(api: Api, dying: dict[str, str]) -> None:
+    lost = dying["lost"]
+    until("its end", lambda: api.get(f"/flow_runs/{lost}")["state_type"] == "FAILED", 600)
+    assert states(api, lost).count("Running") == 1
+    assert "before it could begin" in api.get(f"/flow_runs/{lost}")["state"]["message"]
 
 
 @pytest.mark.proof

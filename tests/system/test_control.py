@@ -73,6 +73,7 @@ def test_cancel_takes_the_jobs_of_a_build_out_of_slurms_queue(lab: Lab, slurm: P
     assert not (lab.project / "data/elsewhere/current").exists()
 
 
+@pytest.mark.proof
 def test_cancel_of_the_second_of_two_clicks_ends_its_watching_and_of_the_first_the_training(
     lab: Lab, page: Page
 ) -> None:

@@ -192,6 +192,7 @@ def test_a_loss_waits_for_a_persons_approval(losing: Path, page: Page, api: Api,
     assert os.readlink(project / "data/losing/current") != before
 
 
+@pytest.mark.proof
 def test_a_declined_loss_fails_and_names_the_field(losing: Path, api: Api, project: Path) -> None:
     before = os.readlink(project / "data/losing/current")
     _cut(losing, 100)

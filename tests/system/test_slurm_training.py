@@ -192,7 +192,9 @@ def start_again(job: str) -> None:
         pytest.param(
             "preempt", "main", "Slurm queued its job again at step ", "SIGTERM", marks=pytest.mark.proof
         ),
-        ("preempt", "graced", "Slurm preempts its job at step ", "SIGUSR2"),
+        pytest.param(
+            "preempt", "graced", "Slurm preempts its job at step ", "SIGUSR2", marks=pytest.mark.proof
+        ),
         pytest.param("term", "main", "its job was sent SIGTERM at step ", "SIGTERM", marks=pytest.mark.proof),
     ],
 )

@@ -23,6 +23,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield lab
 
 
+@pytest.mark.proof
 def test_two_deployments_never_train_on_one_gpu_at_once(lab: Lab) -> None:
     first = lab.start(PIPELINE, *LONG, seed=4, steps=50_000)
     run = lab.training_of(first)

@@ -38,6 +38,10 @@ pytestmark = pytest.mark.system
 SECRET = "lab:s3cret"
 BUILD = "build/digits-clip"
 PIPELINE = "pipeline/digits-clip"
+PROOF_ON_POSTGRES = pytest.mark.parametrize(
+    "up", ["sqlite", pytest.param("postgresql", marks=pytest.mark.proof)], indirect=True, scope="module"
+)
+"""For what takes longest."""
 
 
 @dataclass
@@ -192,6 +196,7 @@ def test_the_pages_ask_for_the_servers_password(up: Up) -> None:
     assert answer.status_code == (200 if up.secret is None else 401)
 
 
+@PROOF_ON_POSTGRES
 def test_what_is_killed_is_started_again(up: Up) -> None:
     for part in ("server", "worker"):
         psutil.Process(up.pids[part]).kill()
@@ -202,6 +207,7 @@ def test_what_is_killed_is_started_again(up: Up) -> None:
     up.api.completed(started.json()["id"], 240)
 
 
+@PROOF_ON_POSTGRES
 def test_two_projects_on_one_server_run_their_own(up: Up, tmp_path: Path) -> None:
     """Each on its own worker and its own data, also what has the same name; the end of one ends nothing of the
     other's."""
@@ -289,6 +295,7 @@ def test_without_the_password_nothing_is_started(up: Up) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+@PROOF_ON_POSTGRES
 def test_ctrl_c_ends_what_was_started_and_nothing_else(up: Up) -> None:
     """Also the flow run that a killed worker has left. A training goes on, and so does a program that
     somebody else has started in the same folder."""
