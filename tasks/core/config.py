@@ -33,6 +33,20 @@ LONGEST_KEY = 60
 UNKNOWN_KIND = ("union_tag_invalid", "union_tag_not_found")
 ABOUT_A_KEY = ("extra_forbidden", "missing")
 """Errors whose location ends with a key, whatever it looks like."""
+WITHOUT_VALUE = {*ABOUT_A_KEY, *UNKNOWN_KIND, "value_error"}
+"""Errors that are not about the value, or whose message contains it."""
+KINDS = {
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "a text",
+    "list": "a list",
+    "tuple": "a list",
+    "dict": "a block of keys",
+    "model": "a block of keys",
+    "none": "null",
+}
+"""Kinds of values as messages name them, by the first word of pydantic's error type."""
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -172,10 +186,10 @@ def require_pair(override: str) -> None:
 
 def _worded(error: ValidationError, origin: str) -> str:
     """Return one line with each wrong key and its reasons."""
-    reasons: dict[str, list[str]] = {}
+    mistakes: dict[str, list[Any]] = {}
     for mistake in error.errors(include_url=False):
-        reasons.setdefault(_key(mistake), []).append(_reason(mistake))
-    lines = [(f"{key}: " if key else "") + " or ".join(dict.fromkeys(why)) for key, why in reasons.items()]
+        mistakes.setdefault(_key(mistake), []).append(mistake)
+    lines = [(f"{key}: " if key else "") + _reason(alike) for key, alike in mistakes.items()]
     return f"{origin}: {list_mistakes(lines)}"
 
 
@@ -197,7 +211,27 @@ def _is_branch(part: Any) -> bool:
     )
 
 
-def _reason(mistake: Any) -> str:
+def _reason(mistakes: Sequence[Any]) -> str:
+    """Return what one value must be instead, from its mistakes: one for each type that its key allows. A mistake
+    about something else than the type comes from the type that fits, and is the only one to mend."""
+    kinds = list(dict.fromkeys(kind for mistake in mistakes if (kind := _kind(mistake))))
+    others = list(dict.fromkeys(_other_reason(mistake) for mistake in mistakes if not _kind(mistake)))
+    named = " or ".join(filter(None, [", ".join(kinds[:-1]), *kinds[-1:]]))
+    reason = " or ".join(others) or f"must be {named}"
+    value = mistakes[0]["input"]
+    is_shown = isinstance(value, str | int | float) and mistakes[0]["type"] not in WITHOUT_VALUE
+    return f"{reason}, not {value!r}" if is_shown else reason
+
+
+def _kind(mistake: Any) -> str | None:
+    """Return the kind of value that was expected; None for a mistake about something else."""
+    if mistake["type"] == "literal_error":
+        return str(mistake["ctx"]["expected"])
+    of, _, problem = mistake["type"].partition("_")
+    return KINDS.get(of) if problem in ("type", "parsing", "from_float", "required") else None
+
+
+def _other_reason(mistake: Any) -> str:
     if mistake["type"] == "extra_forbidden":
         return f"unknown key; {instead(str(mistake['loc'][-1]), _known_keys(mistake['loc']))}"
     if mistake["type"] == "missing":
@@ -206,12 +240,8 @@ def _reason(mistake: Any) -> str:
         given = str(mistake["ctx"].get("tag", ""))
         shown = f"no source is of kind {given!r}" if given else "is required and missing"
         return f"{shown}; {instead(given, list(MODALITIES_OF))}"
-    if mistake["type"] == "model_type":
-        return "must be a block of keys"
     message = str(mistake["msg"]).removeprefix("Value error, ")
-    message = message.replace("Input should", "should").replace("String should", "should")
-    value = mistake["input"]
-    return message + (f", not {value!r}" if isinstance(value, str | int | float) else "")
+    return message.replace("Input should", "must").replace("String should", "must")
 
 
 def _known_keys(location: Sequence[Any]) -> list[str]:

@@ -76,19 +76,20 @@ def test_a_dumped_config_is_read_back_as_it_stands(tmp_path: Path) -> None:
         ),
         ("train.model={name: x", "--set train.model={name: x: what follows the = is no valid YAML: did not"),
         ("train.lr=${", "--set train.lr=${: what follows the = is no valid YAML: no viable alternative"),
-        ("train.lr=-1", "train.lr: should be greater than 0, not -1"),
-        ("train.lr=.inf", "train.lr: should be a finite number, not inf"),
-        ("train.weight_decay=.inf", "train.weight_decay: should be a finite number, not inf"),
-        (f"train.seed={1 << 64}", f"train.seed: should be less than {1 << 63}, not {1 << 64}"),
+        ("train.lr=-1", "train.lr: must be greater than 0, not -1"),
+        ("train.lr=abc", "train.lr: must be a number or a block of keys, not 'abc'"),
+        ("train.lr=.inf", "train.lr: must be a finite number, not inf"),
+        ("train.weight_decay=.inf", "train.weight_decay: must be a finite number, not inf"),
+        (f"train.seed={1 << 64}", f"train.seed: must be less than {1 << 63}, not {1 << 64}"),
         (
             "train.warmup=1.0",
-            "train.warmup: should be a valid integer, not 1.0 or should be less than 1, not 1.0",
+            "train.warmup: must be less than 1, not 1.0",
         ),
         (
             "train.warmup=true",
-            "train.warmup: should be a valid integer, not True or should be a valid number",
+            "train.warmup: must be an integer, a number or a block of keys, not True",
         ),
-        ("train.batch_size=1", "train.batch_size: should be greater than or equal to 2, not 1"),
+        ("train.batch_size=1", "train.batch_size: must be greater than or equal to 2, not 1"),
         (
             "dataset.source.kind=tabel",
             "dataset.source.kind: no source is of kind 'tabel'; did you mean table?",
@@ -103,7 +104,7 @@ def test_a_dumped_config_is_read_back_as_it_stands(tmp_path: Path) -> None:
             "dataset.splits={val: 0.6, test: 0.5}",
             "dataset.splits: the shares held out leave nothing to train on",
         ),
-        ("dataset.splits.val=2", "dataset.splits.val: should be less than 1, not 2"),
+        ("dataset.splits.val=2", "dataset.splits.val: must be less than 1, not 2"),
         ("dataset.splits.train=0.5", "dataset.splits: 'train' cannot be held out"),
         ("train.steps=null", "train: needs either steps or epochs"),
         ("evaluate.every=150", "evaluate.every (150) must be a multiple of train.checkpoint_every (200)"),
@@ -113,12 +114,12 @@ def test_a_dumped_config_is_read_back_as_it_stands(tmp_path: Path) -> None:
             "loader: on_bad: replace draws other samples by the index, which reader: streaming does not use",
         ),
         ("loader.bad_budget=0.5", "loader: bad_budget: has an effect only with on_bad: replace"),
-        ("loader={on_bad: replace, bad_budget: 0}", "loader.bad_budget: should be greater than 0, not 0"),
-        ("loader.workers=many", "loader.workers: should be a valid integer"),
-        ("name=a b", "name: should match pattern"),
+        ("loader={on_bad: replace, bad_budget: 0}", "loader.bad_budget: must be greater than 0, not 0"),
+        ("loader.workers=many", "loader.workers: must be an integer or 'auto', not 'many'"),
+        ("name=a b", "name: must match pattern"),
         ("train=3", "train: must be a block of keys"),
         ("train.lr=${nowhere}", "train.lr: Interpolation key 'nowhere' not found"),
-        ("dataset.filter={a: null}", "dataset.filter.a: should be a valid string"),
+        ("dataset.filter={a: null}", "dataset.filter.a: must be a text"),
         ("dataset.output=' '", "dataset.output: needs a folder"),
         ("dataset.output=s3://", "output: s3:// names no bucket"),
         ("dataset.modality=volume_report", "modality volume_report cannot come from a source of kind table"),
@@ -131,8 +132,8 @@ def test_each_mistake_names_its_key_and_fix(override: str, says: str) -> None:
 def test_every_mistake_has_its_reason_and_its_fix() -> None:
     assert complaint("dataset.reject_budgt=1", "train.precision=fp8", "train.seed=-1") == (
         "dataset.reject_budgt: unknown key; did you mean reject_budget? | "
-        "train.precision: should be 'fp32', 'bf16' or 'fp16', not 'fp8' | "
-        "train.seed: should be greater than or equal to 0, not -1"
+        "train.precision: must be 'fp32', 'bf16' or 'fp16', not 'fp8' | "
+        "train.seed: must be greater than or equal to 0, not -1"
     )
 
 
@@ -274,7 +275,7 @@ def test_the_printed_schema_refuses_what_the_loader_refuses(
 
 def test_a_recipe_that_does_not_exist_is_one_line() -> None:
     there = " or ".join(map(repr, RECIPES))
-    assert complaint("train.recipe=futurist") == f"train.recipe: should be {there}, not 'futurist'"
+    assert complaint("train.recipe=futurist") == f"train.recipe: must be {there}, not 'futurist'"
 
 
 def test_a_training_on_this_machine_has_no_time_limit_unless_given() -> None:

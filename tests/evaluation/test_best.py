@@ -92,7 +92,7 @@ def test_without_a_metric_the_lowest_validation_loss_chooses(tmp_path: Path) -> 
         ("top1", "no task of evaluate.tasks gives 'top1'; did you mean zero_shot_top1?"),
         ("retrieval_image_to_text_R@1", "no task .* gives 'retrieval_image_to_text_R@1'; "),
         ("{mode: max}", "metric: is required and missing"),
-        ("{metric: zero_shot_top1, mode: high}", "mode: should be 'max' or 'min', not 'high'"),
+        ("{metric: zero_shot_top1, mode: high}", "mode: must be 'max' or 'min', not 'high'"),
     ],
 )
 def test_a_metric_that_no_task_gives_is_refused_before_anything_is_built(override: str, says: str) -> None:

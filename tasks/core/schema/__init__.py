@@ -62,7 +62,7 @@ class Schedule(Block):
         known = zoneinfo.available_timezones() | {"UTC"}
         if value not in known:
             near = difflib.get_close_matches(value, known, n=1) or ["Europe/Berlin"]
-            raise ValueError(f"should be a time zone such as {near[0]}")
+            raise ValueError(f"must be a time zone such as {near[0]}, not {value!r}")
         return value
 
 

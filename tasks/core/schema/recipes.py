@@ -52,7 +52,7 @@ RECIPES: dict[str, RecipeClasses] = {
 def known(name: str) -> str:
     """Return the name if a recipe has it; otherwise the ValueError lists the known names."""
     if name not in RECIPES:
-        raise ValueError(f"should be {' or '.join(map(repr, RECIPES))}")
+        raise ValueError(f"must be {' or '.join(map(repr, RECIPES))}, not {name!r}")
     return name
 
 
