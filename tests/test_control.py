@@ -25,29 +25,29 @@ from tasks import control
 from tasks.core.errors import NeedsApproval, Withdrawn
 
 
-def seen(state: State, run_count: int = 1, pid: str | None = "host:7") -> FlowRun:
+def flow_run(state: State, run_count: int = 1, pid: str | None = "host:7") -> FlowRun:
     return FlowRun(flow_id=uuid4(), state=state, run_count=run_count, infrastructure_pid=pid)
 
 
-FIRST = seen(Running())
+FIRST = flow_run(Running())
 
 
 @pytest.mark.parametrize(
     ("now", "kind"),
     [
         (FIRST, None),
-        (seen(Cancelling()), "cancelled"),
-        (seen(Cancelled()), "cancelled"),
-        (seen(Suspended()), "suspended"),
-        (seen(AwaitingRetry()), "superseded"),
-        (seen(Scheduled(name="Resuming")), "superseded"),
-        (seen(Pending()), "superseded"),
-        (seen(Running(), run_count=2), "superseded"),
-        (seen(Running(), pid="host:8"), "superseded"),
+        (flow_run(Cancelling()), "cancelled"),
+        (flow_run(Cancelled()), "cancelled"),
+        (flow_run(Suspended()), "suspended"),
+        (flow_run(AwaitingRetry()), "superseded"),
+        (flow_run(Scheduled(name="Resuming")), "superseded"),
+        (flow_run(Pending()), "superseded"),
+        (flow_run(Running(), run_count=2), "superseded"),
+        (flow_run(Running(), pid="host:8"), "superseded"),
         # Somebody's mistake about a run that lives ends no work.
-        (seen(Crashed()), None),
-        (seen(Failed()), None),
-        (seen(Completed()), None),
+        (flow_run(Crashed()), None),
+        (flow_run(Failed()), None),
+        (flow_run(Completed()), None),
     ],
 )
 def test_only_who_wants_it_to_end_ends_it(now: FlowRun, kind: str | None) -> None:
@@ -58,7 +58,7 @@ def test_only_who_wants_it_to_end_ends_it(now: FlowRun, kind: str | None) -> Non
 
 
 def test_a_process_id_that_becomes_known_is_its_own() -> None:
-    assert control.withdrawal_of(seen(Running(), pid=None), seen(Running())) is None
+    assert control.withdrawal_of(flow_run(Running(), pid=None), flow_run(Running())) is None
 
 
 @pytest.mark.parametrize(("has_flow", "kind"), [(True, "cancelled"), (False, None)])

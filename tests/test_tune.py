@@ -84,7 +84,7 @@ def test_a_run_that_is_cancelled_while_it_is_tuned_never_trains(
         tuned = pool.submit(asked, run)
         wait_for(lambda: look_at_run(run).state == "running", 120)
         stopped = stopping.end(run, "enough")
-        told: Any = tuned.result(timeout=60)
-        assert told.is_cancelled() and "enough" in told.message
+        found: Any = tuned.result(timeout=60)
+        assert found.is_cancelled() and "enough" in found.message
     assert stopped.left == () and look_at_run(run).state == "cancelled"
     assert not run.rank_log(1).exists()

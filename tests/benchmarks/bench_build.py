@@ -44,14 +44,14 @@ PROMISES = (
 
 
 def ours(workers: int, check: str, corpus: Path, out: Path) -> float:
-    return told(sys.executable, "-m", "tests.benchmarks.build_ours", corpus, out, workers, check)
+    return seconds_of(sys.executable, "-m", "tests.benchmarks.build_ours", corpus, out, workers, check)
 
 
 def peer(name: str, corpus: Path, out: Path) -> float:
-    return told(foreign_env("writers") / "python", HERE / "build_peers.py", name, corpus, out)
+    return seconds_of(foreign_env("writers") / "python", HERE / "build_peers.py", name, corpus, out)
 
 
-def told(*command: object) -> float:
+def seconds_of(*command: object) -> float:
     """The seconds that a process prints last."""
     done = subprocess.run([str(part) for part in command], check=True, stdout=subprocess.PIPE, text=True)
     return float(done.stdout.split()[-1])
@@ -61,7 +61,7 @@ def decoding(corpus: Path, out: Path) -> float:
     """A bare loop over files in memory, scaled to the whole corpus and as if every core ran one."""
     total = sum(1 for _ in images(corpus))
     loop = f"from tests.benchmarks.bench_build import decode; decode({str(corpus)!r})"
-    return told(sys.executable, "-c", loop) * total / DECODED / min(WORKERS, os.cpu_count() or 1)
+    return seconds_of(sys.executable, "-c", loop) * total / DECODED / min(WORKERS, os.cpu_count() or 1)
 
 
 def decode(corpus: str) -> None:

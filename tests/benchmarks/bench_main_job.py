@@ -29,20 +29,20 @@ def timed(project: Path, env: dict[str, str]) -> tuple[float, dict[str, object]]
     began = time.monotonic()
     done = subprocess.run(COMMAND, cwd=project, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     took = time.monotonic() - began
-    told = json.loads(done.stdout)
+    printed = json.loads(done.stdout)
     if done.returncode != 0:
-        sys.exit(f"the run failed: {told}")
-    return took, told
+        sys.exit(f"the run failed: {printed}")
+    return took, printed
 
 
 def measure(name: str, project: Path, env: dict[str, str]) -> None:
     """One line: the job from nothing, and once more with nothing to do."""
     for made in ("data/digits", "runs"):
         shutil.rmtree(project / made, ignore_errors=True)
-    took, told = timed(project, env)
-    stages = sum(stage["seconds"] for stage in told["stages"])  # type: ignore[attr-defined]
+    took, found = timed(project, env)
+    stages = sum(stage["seconds"] for stage in found["stages"])  # type: ignore[attr-defined]
     again, _ = timed(project, env)
-    accuracy = told["metrics"]["zero_shot_top1"]  # type: ignore[index]
+    accuracy = found["metrics"]["zero_shot_top1"]  # type: ignore[index]
     print(
         f"{name:<28} {took:7.1f} s   orchestration {took - stages:5.1f} s   again {again:5.2f} s   "
         f"accuracy {accuracy:.3f}   load {os.getloadavg()[0]:.1f}",

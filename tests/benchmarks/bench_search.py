@@ -97,13 +97,14 @@ def compare(name: str, config: Config, version: Path, searches: int) -> bool:
         taken.append(time.perf_counter() - began)
         found.append(chosen.setting)
         print(
-            f"  search {taken[-1]:6.1f} s  {len(measurements):3} settings  {said(chosen.setting)}", flush=True
+            f"  search {taken[-1]:6.1f} s  {len(measurements):3} settings  {described(chosen.setting)}",
+            flush=True,
         )
     began = time.perf_counter()
     swept = [bench.measure(setting, size, seed, SWEPT_S) for seed, setting in enumerate(space, start=1000)]
     sweep_s = time.perf_counter() - began
     ranked = sorted(swept, key=lambda one: one.samples_per_s, reverse=True)
-    print(f"  sweep  {sweep_s:6.1f} s  {len(swept):3} settings  {said(ranked[0].setting)}", flush=True)
+    print(f"  sweep  {sweep_s:6.1f} s  {len(swept):3} settings  {described(ranked[0].setting)}", flush=True)
     finalists = list(dict.fromkeys([*(one.setting for one in ranked[:2]), *found]))
     rates: dict[Setting, list[float]] = {setting: [] for setting in finalists}
     for turn in range(TURNS):
@@ -112,7 +113,7 @@ def compare(name: str, config: Config, version: Path, searches: int) -> bool:
     medians = {setting: statistics.median(its) for setting, its in rates.items()}
     for setting, median in medians.items():
         low, high = min(rates[setting]), max(rates[setting])
-        print(f"  {said(setting):36} {median:8,.0f}/s ({low:,.0f} to {high:,.0f}) in turns")
+        print(f"  {described(setting):36} {median:8,.0f}/s ({low:,.0f} to {high:,.0f}) in turns")
     best = max(medians[one.setting] for one in ranked[:2])
     rate, share = min(medians[one] for one in found) / best, max(taken) / sweep_s
     print(f"{name}: rate {rate:.2f} of the sweep's best (at least {LEAST_RATE})")
@@ -120,7 +121,7 @@ def compare(name: str, config: Config, version: Path, searches: int) -> bool:
     return rate >= LEAST_RATE and share <= MOST_TIME
 
 
-def said(setting: Setting) -> str:
+def described(setting: Setting) -> str:
     return f"{setting.workers} workers, {setting.prefetch} ahead, {setting.reader}"
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from tests.benchmarks import build_corpus
-from tests.benchmarks.bench_build import DECODED, told
+from tests.benchmarks.bench_build import DECODED, seconds_of
 from tests.soak import many_shards
 
 SAMPLES, ROUNDS = 20_000, 5
@@ -49,7 +49,7 @@ SECONDS = {"quick": 2.0, "command": 0.5}
 
 
 def ours(version: Path, level: str, *prefix: str) -> float:
-    return told(*prefix, sys.executable, "-m", "tests.benchmarks.verify_ours", version, level)
+    return seconds_of(*prefix, sys.executable, "-m", "tests.benchmarks.verify_ours", version, level)
 
 
 def openssl(version: Path, processes: int, *prefix: str) -> float:
@@ -105,7 +105,7 @@ def shards_of(corpus: Path, samples: int) -> Path:
     out = corpus / f"verified-{samples}"
     if not (found := list(out.glob("versions/*/manifest.json"))):
         shutil.rmtree(out, ignore_errors=True)
-        told(sys.executable, "-m", "tests.benchmarks.build_ours", corpus, out, CORES, "header")
+        seconds_of(sys.executable, "-m", "tests.benchmarks.build_ours", corpus, out, CORES, "header")
         found = list(out.glob("versions/*/manifest.json"))
     return found[0].parent
 

@@ -39,14 +39,14 @@ def published(config: str) -> str:
     return result.version.name
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+def output_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
     """What a command prints."""
     assert main(list(arguments)) == code
     return capsys.readouterr().out
 
 
-def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+def json_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     """The JSON object of a command that finds nothing wrong."""
-    value: dict[str, Any] = json.loads(said(capsys, *arguments, "--json"))
+    value: dict[str, Any] = json.loads(output_of(capsys, *arguments, "--json"))
     assert value["ok"] is True and value["findings"] == []
     return value

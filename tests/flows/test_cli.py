@@ -141,8 +141,8 @@ def test_a_wrong_command_is_one_line(
     shutil.copy(ROOT / "configs/digits-clip.yaml", tmp_path)
     monkeypatch.chdir(tmp_path)
     assert cli.main(arguments) == 2
-    told = capsys.readouterr()
-    assert told.out == "" and told.err.count("\n") == 1 and says in told.err, told
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.count("\n") == 1 and says in printed.err, printed
 
 
 CONFIGURED = ("run", "build", "train", "bench", "plan", "preflight", "fetch", "reinforce")
@@ -167,9 +167,9 @@ def test_a_mistake_is_one_json_object_when_asked_for(
     arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main([*arguments, "--json"]) == 2
-    told = capsys.readouterr()
-    value = json.loads(told.out)
-    assert (value["ok"], value["findings"], told.err) == (False, [], "") and says in value["error"]
+    printed = capsys.readouterr()
+    value = json.loads(printed.out)
+    assert (value["ok"], value["findings"], printed.err) == (False, [], "") and says in value["error"]
 
 
 def test_what_follows_two_dashes_is_another_commands(
@@ -208,8 +208,8 @@ def test_an_interrupt_is_one_line(
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN, "the next one breaks the tidying up"
     finally:
         signal.signal(signal.SIGINT, before)
-    told = capsys.readouterr().err
-    assert told.startswith("\ninterrupted") and told.endswith(f"{says}\n")
+    printed = capsys.readouterr().err
+    assert printed.startswith("\ninterrupted") and printed.endswith(f"{says}\n")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from flows.cli import main
 from tasks.dataset import versions
 from tests.dataset import raw
-from tests.flows.birds import published, said, told
+from tests.flows.birds import json_of, output_of, published
 from tests.flows.test_cli import AS_ANYBODY, needs_rights, tarmac
 
 
@@ -21,24 +21,24 @@ def test_a_history(birds: Path, capsys: pytest.CaptureFixture[str]) -> None:
     second = published("birds.yaml")
     (birds / "data/birds/pins").mkdir()
     (birds / "data/birds/pins/3f9a").write_text(first)
-    lines = said(capsys, "versions", "data/birds").splitlines()
+    lines = output_of(capsys, "versions", "data/birds").splitlines()
     assert [line[:14] for line in lines] == [f"→ {second}", f"  {first}"]
     assert "60 samples" in lines[0] and lines[1].endswith("pinned by 3f9a")
     assert lines[0].endswith(f"since {first}: 0 samples gained, 0 lost, 1 replaced")
     assert "since" not in lines[1], "nothing came before the first"
-    shown = told(capsys, "versions", "data/birds")["versions"][0]["changes"]
+    shown = json_of(capsys, "versions", "data/birds")["versions"][0]["changes"]
     assert shown == {"since": first, "gained": 0, "lost": 0, "replaced": 1, "rekeyed": 0}
-    assert f"current is {first}" in said(capsys, "versions", "data/birds", "rollback", first[:5])
+    assert f"current is {first}" in output_of(capsys, "versions", "data/birds", "rollback", first[:5])
     assert versions.current(birds / "data/birds").name == first
-    assert told(capsys, "versions", "data/birds")["versions"][1]["current"] is True
-    pruned = said(capsys, "versions", "data/birds", "prune", "--keep", "1")
+    assert json_of(capsys, "versions", "data/birds")["versions"][1]["current"] is True
+    pruned = output_of(capsys, "versions", "data/birds", "prune", "--keep", "1")
     assert pruned == f"✓ removed nothing\n  {second} stays: built after the current version\n"
-    said(capsys, "versions", "data/birds", "rollback", second)
-    pruned = said(capsys, "versions", "data/birds", "prune", "--keep", "1")
+    output_of(capsys, "versions", "data/birds", "rollback", second)
+    pruned = output_of(capsys, "versions", "data/birds", "prune", "--keep", "1")
     assert pruned == f"✓ removed nothing\n  {first} stays: pinned by 3f9a\n"
     (birds / "data/birds/pins/3f9a").unlink()
-    assert said(capsys, "versions", "data/birds", "prune", "--keep", "1") == f"✓ removed {first}\n"
-    assert [row["version"] for row in told(capsys, "versions", "data/birds")["versions"]] == [second]
+    assert output_of(capsys, "versions", "data/birds", "prune", "--keep", "1") == f"✓ removed {first}\n"
+    assert [row["version"] for row in json_of(capsys, "versions", "data/birds")["versions"]] == [second]
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_a_damaged_version_is_listed_as_such(
     dataset: Path, file: str, content: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (dataset / "current" / file).write_text(content)
-    (line,) = said(capsys, "versions", "d").splitlines()
+    (line,) = output_of(capsys, "versions", "d").splitlines()
     assert line.startswith(f"✗ {versions.current(dataset).name}  ") and says in line
 
 
@@ -103,7 +103,7 @@ def test_tars_of_others_become_a_dataset_where_they_lie(
     digits_dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     built, data = versions.current(digits_dataset), tmp_path / "data"
-    found = told(capsys, "index", f"{built}/train", str(data), "--val", f"{built}/val/*.tar")
+    found = json_of(capsys, "index", f"{built}/train", str(data), "--val", f"{built}/val/*.tar")
     manifest = versions.read_manifest(built)
     assert found["modality"] == "image_text"
     assert found["splits"] == {name: one.model_dump() for name, one in manifest.splits.items()}

@@ -22,7 +22,7 @@ from tasks.diagnosis.own_run import OwnCase
 from tests.conftest import ROOT
 from tests.dataset.raw import chat, nifti, shards
 from tests.diagnosis.test_preflight_config import ROOM, write_version
-from tests.flows.birds import said
+from tests.flows.birds import output_of
 
 CONFIGS = ROOT / "tests/full_size"
 WEIGHTS: dict[str, set[str]] = {
@@ -137,12 +137,12 @@ def test_it_plans(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     write, expected = STAND_INS[name]
-    planned = said(capsys, "plan", str(CONFIGS / f"{name}.yaml"), *write(tmp_path))
+    planned = output_of(capsys, "plan", str(CONFIGS / f"{name}.yaml"), *write(tmp_path))
     assert expected in planned and "nothing was written; to do it: tarmac run" in planned
-    told = [line for line in planned.splitlines() if line.startswith("!")]
-    lacking = {found[1] for line in told if (found := LACKS.match(line))}
+    reported = [line for line in planned.splitlines() if line.startswith("!")]
+    lacking = {found[1] for line in reported if (found := LACKS.match(line))}
     assert lacking == WEIGHTS[name], "as preflight says"
-    assert [line for line in told if not LACKS.match(line)] == [
+    assert [line for line in reported if not LACKS.match(line)] == [
         f"!         {doubt}" for doubt in DOUBTS.get(name, ())
     ]
 

@@ -18,7 +18,7 @@ from tasks.runs.plan import plan
 from tasks.supervision.status import RunStatus
 from tests.conftest import digits_config
 from tests.dataset import raw
-from tests.flows.birds import COUNT, published, said, told
+from tests.flows.birds import COUNT, json_of, output_of, published
 from tests.supervision.fakes import save
 
 
@@ -26,55 +26,57 @@ def test_the_example_is_left_alone_when_it_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "1,797 samples in data/raw/digits" in said(capsys, "example", "digits")
-    assert "left alone" in said(capsys, "example", "digits")
-    assert told(capsys, "example", "digits")["samples"] == 0
+    assert "1,797 samples in data/raw/digits" in output_of(capsys, "example", "digits")
+    assert "left alone" in output_of(capsys, "example", "digits")
+    assert json_of(capsys, "example", "digits")["samples"] == 0
 
 
 def test_the_schema_names_every_block(capsys: pytest.CaptureFixture[str]) -> None:
-    schema = json.loads(said(capsys, "schema"))
+    schema = json.loads(output_of(capsys, "schema"))
     assert set(schema["properties"]) >= {"name", "dataset", "loader", "train", "evaluate", "track", "engine"}
     assert "decoded" in schema["$defs"]["ImageRules"]["properties"]["max_pixels"]["description"]
 
 
 def test_from_raw_files_to_a_dataset(birds: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "✓ configs/birds.yaml: " in said(capsys, "init", "birds")
+    assert "✓ configs/birds.yaml: " in output_of(capsys, "init", "birds")
     assert main(["init", "birds"]) == 2
     assert "configs/birds.yaml exists and stays as it is; give another path" in capsys.readouterr().err
     published("configs/birds.yaml")
-    assert f"{COUNT} samples" in said(capsys, "versions", "data/birds")
+    assert f"{COUNT} samples" in output_of(capsys, "versions", "data/birds")
 
 
 def test_a_plan_before_and_after(birds: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = said(capsys, "plan", "birds.yaml")
+    first = output_of(capsys, "plan", "birds.yaml")
     assert "there is no version yet" in first and f"{COUNT} raw samples" in first
     assert f"{COUNT} to convert into" in first and "with 2 workers" in first
     assert first.endswith("nothing was written; to do it: tarmac build birds.yaml\n")
     assert not (birds / "data").exists()
     version = published("birds.yaml")
-    assert f"up to date: version {version}" in said(capsys, "plan", "birds.yaml")
+    assert f"up to date: version {version}" in output_of(capsys, "plan", "birds.yaml")
     (birds / "birds/0007.png").write_bytes(raw.png(7007))
-    assert told(capsys, "plan", "birds.yaml")["build"]["work"]["to_convert_shards"] == 1
+    assert json_of(capsys, "plan", "birds.yaml")["build"]["work"]["to_convert_shards"] == 1
 
 
 def test_what_training_leaves_out_is_reported(birds: Path, capsys: pytest.CaptureFixture[str]) -> None:
     version = published("birds.yaml")
-    assert "left out" not in said(capsys, "plan", "birds.yaml") + said(capsys, "build", "birds.yaml")
+    assert "left out" not in output_of(capsys, "plan", "birds.yaml") + output_of(
+        capsys, "build", "birds.yaml"
+    )
     lost = [
         Quarantined(version, "train", "train/000000.tar", f"birds_{n}", "member.checksum") for n in range(3)
     ]
     quarantine.add(birds / "data/birds", lost)
     line = "3 of 51 train samples are left out: quarantine.jsonl; tarmac repair data/birds takes back what is"
-    assert f"\n!         {line}" in said(capsys, "plan", "birds.yaml")
-    assert f"\n! {line}" in said(capsys, "build", "birds.yaml")
+    assert f"\n!         {line}" in output_of(capsys, "plan", "birds.yaml")
+    assert f"\n! {line}" in output_of(capsys, "build", "birds.yaml")
     for command in ("plan", "build"):
-        assert told(capsys, command, "birds.yaml")["left_out"] == {"train": 3}
+        assert json_of(capsys, command, "birds.yaml")["left_out"] == {"train": 3}
 
 
 def test_a_plan_of_what_is_mostly_broken_says_so(birds: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(COUNT):
         (birds / f"birds/{number:04d}.png").write_text("<html>")
-    shown = said(capsys, "plan", "birds.yaml")
+    shown = output_of(capsys, "plan", "birds.yaml")
     assert "!         in 20 samples tried: image.not_an_image   captions.csv:" in shown
 
 
@@ -85,13 +87,13 @@ def test_a_plan_reports_a_wrong_schedule_and_doubtful_settings(
     text = Path("birds.yaml").read_text()
     text += f"\ntrain: {json.dumps({**train, 'checkpoint_every': 5})}\n"
     Path("trained.yaml").write_text(text)
-    early = said(capsys, "plan", "trained.yaml", "--set", "train.warmup=9")
+    early = output_of(capsys, "plan", "trained.yaml", "--set", "train.warmup=9")
     assert "there is no version yet" in early and "!         train.warmup: all 5 steps" in early
     published("birds.yaml")
-    changed = said(capsys, "plan", "trained.yaml", "--set", "train.warmup=9", "--set", "name=other")
+    changed = output_of(capsys, "plan", "trained.yaml", "--set", "train.warmup=9", "--set", "name=other")
     assert "to do it: tarmac run trained.yaml --set train.warmup=9 --set name=other\n" in changed
     assert "!         train.warmup: all 5 steps are among the 9 of the warm-up" in changed
-    warmed = told(capsys, "plan", "trained.yaml", "--set", "train.warmup=9")
+    warmed = json_of(capsys, "plan", "trained.yaml", "--set", "train.warmup=9")
     assert warmed["doubts"][0].startswith("train.warmup: all 5 steps")
     Path("nightly.yaml").write_text(text + 'schedule: {cron: "99 2 * * *"}\n')
     assert main(["plan", "nightly.yaml"]) == 2

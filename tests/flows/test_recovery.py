@@ -37,7 +37,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Answers)
         self.runs: list[FlowRun] = []
         self.is_switched_on = True
-        self.told: list[tuple[str, str]] = []
+        self.reported: list[tuple[str, str]] = []
 
     @property
     def url(self) -> str:
@@ -66,7 +66,7 @@ class Server(ThreadingHTTPServer):
         if path.endswith("/set_state"):
             state = State.model_validate(body["state"])
             run.state, run.state_type = state, state.type
-            self.told.append((run.name, state.name or ""))
+            self.reported.append((run.name, state.name or ""))
             return {"state": body["state"], "status": "ACCEPT", "details": {"type": "accept_details"}}
         return run.model_dump(mode="json")
 
@@ -127,7 +127,7 @@ def test_what_has_no_process_starts_again(server: Server, living: str) -> None:
     taken_up = ["lost", "crashed", interrupted, "crashed at its first start", "never began"]
     assert recovery.take_up_lost(WORKER) == taken_up
     again = [(name, "AwaitingRetry") for name in taken_up]
-    assert server.told == [("lost", "Crashed"), *again]
+    assert server.reported == [("lost", "Crashed"), *again]
 
 
 def test_what_the_server_has_passed_over_starts_again(server: Server) -> None:
@@ -150,7 +150,7 @@ def test_nothing_starts_again_where_somebody_has_switched_that_off(server: Serve
     server.add("lost", Running())
     server.add("crashed", Crashed())
     assert recovery.take_up_lost(WORKER) == []
-    assert server.told == [("lost", "Crashed")], "but the server knows that it ended"
+    assert server.reported == [("lost", "Crashed")], "but the server knows that it ended"
 
 
 def test_a_worker_that_ends_leaves_nothing_running(
@@ -159,7 +159,7 @@ def test_a_worker_that_ends_leaves_nothing_running(
     server.add("lives", Running()).id = UUID(living)
     server.add("lost", Running())
     recovery.mark_lost(WORKER)
-    assert server.told == [("lost", "Interrupted")], "not Crashed, which counts"
+    assert server.reported == [("lost", "Interrupted")], "not Crashed, which counts"
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
         recovery.mark_lost(WORKER)
     assert "the server does not answer (ConnectError)" in capsys.readouterr().err
@@ -205,12 +205,12 @@ if sys.argv[3] == "killed":
 """
 
 
-@pytest.mark.parametrize(("end", "told"), [("killed", [("flow", "Crashed")]), ("done", [])])
-def test_a_killed_flow_is_reported_by_its_guard(server: Server, end: str, told: list[Any]) -> None:
+@pytest.mark.parametrize(("end", "reported"), [("killed", [("flow", "Crashed")]), ("done", [])])
+def test_a_killed_flow_is_reported_by_its_guard(server: Server, end: str, reported: list[Any]) -> None:
     run = server.add("flow", Running())
     subprocess.run([sys.executable, "-c", FLOW, server.url, str(run.id), end], timeout=60)
     until("the end of the guard", lambda: not _guards(run), 60)
-    assert server.told == told
+    assert server.reported == reported
 
 
 def _guards(run: FlowRun) -> list[int]:

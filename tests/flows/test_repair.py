@@ -23,19 +23,19 @@ def birds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
     return damage.pictures(tmp_path, 40)
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+def repaired(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
     assert main(["repair", "out", *arguments]) == code
     return capsys.readouterr().out
 
 
-def told(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(said(capsys, *arguments, "--json", code=code))
+def repaired_json(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(repaired(capsys, *arguments, "--json", code=code))
     assert value["ok"] is (code == 0) is not any(one["severity"] == "error" for one in value["findings"])
     return value
 
 
 def test_a_repair_says_what_it_did(birds: Built, capsys: pytest.CaptureFixture[str]) -> None:
-    sound, unseen = said(capsys, "--quick").splitlines()
+    sound, unseen = repaired(capsys, "--quick").splitlines()
     assert "is sound at level quick: nothing to repair" in sound
     assert unseen == "  not looked at: the bytes within the shards; whether members decode"
     birds.tar(0).unlink()
@@ -43,7 +43,7 @@ def test_a_repair_says_what_it_did(birds: Built, capsys: pytest.CaptureFixture[s
     birds.tar(2).rename(birds.tar(2).with_name("000099.tar"))
     shutil.copy(birds.tar(3), birds.version / "mine.tar")
     (birds.version / "index/val.npy").unlink()
-    lines = said(capsys).splitlines()
+    lines = repaired(capsys).splitlines()
     assert {line.split(maxsplit=1)[0] for line in lines[:-2]} == {
         "index/val.npy",
         "train/000000.tar",
@@ -63,12 +63,12 @@ def test_what_cannot_be_repaired_has_its_reason_and_the_way_on(
     damage.flip(birds.tar(1), 600)
     damage.without_end(birds.tar(2))
     shutil.move("raw", "away")
-    shown = said(capsys, code=1)
+    shown = repaired(capsys, code=1)
     assert "✗ train/000000.tar         needs" in shown and "there is no file" in shown
     assert "tarmac build CONFIG" in shown and "tarmac repair out --quarantine" in shown
     assert "✓ repaired 1 shard" in shown
     assert shown.splitlines()[-1] == f"✗ 2 shards of version {birds.version.name} could not be repaired"
-    value = told(capsys, code=1)
+    value = repaired_json(capsys, code=1)
     assert [one["shard"] for one in value["failed"]] == ["train/000000.tar", "train/000001.tar"]
     assert value["repaired"] == [] and value["quarantined"] == 0
     assert {"shard.missing", "shard.checksum"} <= {one["code"] for one in value["findings"]}
@@ -77,7 +77,7 @@ def test_what_cannot_be_repaired_has_its_reason_and_the_way_on(
 def test_a_sound_shard_is_converted_again_on_request(
     birds: Built, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = said(capsys, "--shard", "1", "--shard", "val/0").splitlines()
+    lines = repaired(capsys, "--shard", "1", "--shard", "val/0").splitlines()
     assert {line.split(maxsplit=1)[0] for line in lines[:-1]} == {"train/000001.tar", "val/000000.tar"}
     assert "2 converted again, all byte-identical" in lines[-1]
 
@@ -85,7 +85,7 @@ def test_a_sound_shard_is_converted_again_on_request(
 def test_a_source_that_has_moved_has_its_way_on(birds: Built, capsys: pytest.CaptureFixture[str]) -> None:
     birds.tar(0).unlink()
     shutil.move("raw", "away")
-    shown = said(capsys, code=1)
+    shown = repaired(capsys, code=1)
     assert f"there is no file {Path('raw/captions.csv').resolve()}\n" in shown, "which starts at the root"
     assert "with its new path: tarmac repair out --config CONFIG" in shown
 
@@ -94,7 +94,7 @@ def test_what_lay_in_a_files_place_is_told(birds: Built, capsys: pytest.CaptureF
     damage.folder(birds.tar(0))
     (birds.tar(0) / "mine.txt").write_text("mine")
     name = birds.version.name
-    assert f"train/000000.tar         moved to out/repair/extra/{name}/train/000000.tar" in said(capsys)
+    assert f"train/000000.tar         moved to out/repair/extra/{name}/train/000000.tar" in repaired(capsys)
 
 
 @needs_rights
@@ -106,12 +106,12 @@ def test_what_only_this_machine_cannot_read_is_left_and_not_set_aside(birds: Bui
     before = {path: path.stat().st_ino for path in closed}
     for path in closed:
         path.chmod(0)
-    told = tarmac("repair", "out", "--quarantine", cwd=Path(), before=AS_ANYBODY)
+    found = tarmac("repair", "out", "--quarantine", cwd=Path(), before=AS_ANYBODY)
     for path in closed:
         path.chmod(0o644)
-    assert told.returncode == 1 and "✗ train/000000.tar" in told.stdout, told
-    assert "Permission denied" in told.stdout and "no sample was set aside" in told.stdout
-    assert "bring these" not in told.stdout
+    assert found.returncode == 1 and "✗ train/000000.tar" in found.stdout, found
+    assert "Permission denied" in found.stdout and "no sample was set aside" in found.stdout
+    assert "bring these" not in found.stdout
     assert not (birds.dataset / "quarantine.jsonl").exists()
     assert {path: path.stat().st_ino for path in closed} == before
     assert birds.repair().ok
@@ -124,10 +124,10 @@ def test_what_may_not_be_read_is_not_replaced(birds: Built, name: str) -> None:
     path = birds.version / name
     inode, mode = path.stat().st_ino, path.stat().st_mode
     path.chmod(0)
-    told = tarmac("repair", "out", cwd=Path(), before=AS_ANYBODY)
+    found = tarmac("repair", "out", cwd=Path(), before=AS_ANYBODY)
     path.chmod(mode)
-    assert told.returncode == 1 and told.stderr.count("\n") == 1, told
-    assert f"{name} cannot be read: Permission denied" in told.stderr and "chmod -R u+rX" in told.stderr
+    assert found.returncode == 1 and found.stderr.count("\n") == 1, found
+    assert f"{name} cannot be read: Permission denied" in found.stderr and "chmod -R u+rX" in found.stderr
     assert path.stat().st_ino == inode
     birds.check()
 
@@ -150,9 +150,9 @@ def test_a_full_disk_is_no_bad_data(tmp_path: Path, disk: Path, arguments: list[
     with (disk / "ballast").open("wb", buffering=0) as file:
         while shutil.disk_usage(disk).free > 1_200_000:
             file.write(bytes(4096))
-    told = tarmac("repair", dataset, *arguments, cwd=disk)
-    assert told.returncode == 1 and told.stderr.count("is full; make room and run again") == 1, told
-    assert not told.stdout and not (dataset / "quarantine.jsonl").exists()
+    found = tarmac("repair", dataset, *arguments, cwd=disk)
+    assert found.returncode == 1 and found.stderr.count("is full; make room and run again") == 1, found
+    assert not found.stdout and not (dataset / "quarantine.jsonl").exists()
     assert not list(dataset.rglob(".*")), "what was half written does not keep the disk full"
     (disk / "ballast").unlink()
     assert tarmac("repair", dataset, cwd=disk).returncode == 0
@@ -161,14 +161,14 @@ def test_a_full_disk_is_no_bad_data(tmp_path: Path, disk: Path, arguments: list[
 def test_what_is_set_aside_is_counted(birds: Built, capsys: pytest.CaptureFixture[str]) -> None:
     damage.flip(birds.tar(1), 600)
     shutil.move("raw", "away")
-    shown = said(capsys, "--quarantine")
+    shown = repaired(capsys, "--quarantine")
     assert shown.splitlines()[-1] == (
         "✓ training skips 1 sample of this version, set aside in quarantine.jsonl"
     )
-    assert told(capsys, "--quarantine")["quarantined"] == 0, "it is there already"
+    assert repaired_json(capsys, "--quarantine")["quarantined"] == 0, "it is there already"
     shutil.move("away", "raw")
-    assert "1 sample is sound again and was taken out of quarantine.jsonl" in said(capsys)
-    assert told(capsys)["skipped"] == 0
+    assert "1 sample is sound again and was taken out of quarantine.jsonl" in repaired(capsys)
+    assert repaired_json(capsys)["skipped"] == 0
 
 
 def test_the_first_twenty_shards_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

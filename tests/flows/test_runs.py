@@ -102,9 +102,9 @@ def test_a_project_that_wandb_would_refuse_is_refused_at_once(tmp_path: Path) ->
 def test_a_run_that_evaluates_nothing_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = fakes.make_run(tmp_path, evaluate=None)
     assert cli.main(["evaluate", str(run.path)]) == 2
-    told = capsys.readouterr().err
+    printed = capsys.readouterr().err
     assert (
-        told
+        printed
         == f"✗ evaluate: the config of {run.name} asks for none; add an evaluate block and run it again\n"
     )
 

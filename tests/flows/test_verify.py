@@ -32,7 +32,7 @@ def dataset(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return shutil.copytree(built / "data", Path("data"), symlinks=True)
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+def verified(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
     assert main(["verify", *arguments]) == code
     return capsys.readouterr().out
 
@@ -41,13 +41,13 @@ def test_a_sound_dataset_is_said_to_be_sound_as_far_as_it_was_looked_at(
     dataset: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     version = versions.resolve(dataset)
-    first, second = said(capsys, "data", "--quick").splitlines()
+    first, second = verified(capsys, "data", "--quick").splitlines()
     assert first.startswith(f"✓ {version} is sound at level quick, ")
     assert second == "  not looked at: the bytes within the shards; whether members decode"
-    assert len(said(capsys, "data", "--full").splitlines()) == 1
-    told = json.loads(said(capsys, "data", "--json"))
-    assert told["ok"] and told["not_seen"] == ["whether members decode"]
-    assert {entry["code"] for entry in told["ruled_out"]} >= {"shard.checksum", "sample.duplicate_key"}
+    assert len(verified(capsys, "data", "--full").splitlines()) == 1
+    printed = json.loads(verified(capsys, "data", "--json"))
+    assert printed["ok"] and printed["not_seen"] == ["whether members decode"]
+    assert {entry["code"] for entry in printed["ruled_out"]} >= {"shard.checksum", "sample.duplicate_key"}
 
 
 def test_many_findings_of_a_code_are_counted_and_the_way_out_stands_last(
@@ -56,24 +56,24 @@ def test_many_findings_of_a_code_are_counted_and_the_way_out_stands_last(
     tars = sorted((versions.resolve(dataset) / "train").glob("*.tar"))
     for path in tars:
         path.unlink()
-    lines = said(capsys, "data", code=1).splitlines()
+    lines = verified(capsys, "data", code=1).splitlines()
     assert sum(line.startswith("✗ shard.missing") for line in lines) == 20
     assert f"… shard.missing: {len(tars) - 20} more; --json lists all" in lines
     assert lines[-2].startswith(f"✗ {len(tars)} findings in {len(tars)} shards, ")
     assert lines[-1].strip() == "next: tarmac repair data"
-    assert len(json.loads(said(capsys, "data", "--json", code=1))["findings"]) == len(tars)
+    assert len(json.loads(verified(capsys, "data", "--json", code=1))["findings"]) == len(tars)
 
 
 def test_tars_of_others_are_not_repaired(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pattern = str(versions.resolve(dataset) / "train" / "{000000..000099}.tar")
-    text = said(capsys, pattern, code=1)
+    text = verified(capsys, pattern, code=1)
     assert "tarmac repair" not in text and "name the tars without it" in text
 
 
 def test_parts_of_a_version_are_not_said_to_be_as_they_were_built(
     dataset: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    last = said(capsys, "data/current/train/000000.tar").splitlines()[-1]
+    last = verified(capsys, "data/current/train/000000.tar").splitlines()[-1]
     assert last.startswith("  not looked at: ") and "changed bytes: no manifest" in last
     assert f"tarmac verify {dataset.resolve()} compares them" in last
 

@@ -53,8 +53,8 @@ def test_a_flipped_bit_is_named(
     defect = error.defect
     assert (defect.split, defect.shard, defect.row, defect.key) == ("train", SHARD, 2, "k000005")
     assert (defect.reason, defect.member) == ("member.checksum", member)
-    told = f"member {member}" if "|" not in member else f"member one of {member.replace('|', ', ')}"
-    assert str(error).startswith(f"{SHARD} row 2, key 'k000005', {told}: its CRC32C differs from the index")
+    found = f"member {member}" if "|" not in member else f"member one of {member.replace('|', ', ')}"
+    assert str(error).startswith(f"{SHARD} row 2, key 'k000005', {found}: its CRC32C differs from the index")
     assert str(error).endswith(f"; `tarmac repair {version}` repairs it, or leaves it out with --quarantine")
     assert IndexedReader(version, "train").read(4).members == members_of(4)
 

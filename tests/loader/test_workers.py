@@ -71,8 +71,8 @@ def test_a_bug_in_a_transform_keeps_its_type_and_says_where(
 ) -> None:
     with pytest.raises(KeyError, match="labels") as caught:
         next(start(make_version(train=[10]), transforms.buggy, workers, on_bad=on_bad))
-    told = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
-    assert "in the transform of train/000000.tar row 0, key 'k000000'" in told
+    found = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    assert "in the transform of train/000000.tar row 0, key 'k000000'" in found
 
 
 def test_a_worker_that_kills_itself_is_named(make_version: MakeVersion) -> None:
@@ -142,8 +142,8 @@ def test_a_batch_that_cannot_be_sent_is_an_error(make_version: MakeVersion) -> N
     feed = dataclasses.replace(feed, shapes=One(transforms.plain, transforms.without_descriptors))
     with pytest.raises(TarmacError, match="ended with exit code 1; its log says why"):
         next(feed.train())
-    told = _unsent(OSError(errno.EMFILE, "Too many open files"))
-    assert told.endswith(
+    found = _unsent(OSError(errno.EMFILE, "Too many open files"))
+    assert found.endswith(
         "Too many open files; raise `ulimit -n`, or set loader.sharing_strategy: file_system"
     )
     by_name = dataclasses.replace(feed, loader=Loader(sharing_strategy="file_system"))

@@ -61,8 +61,8 @@ def test_each_recipe_says_what_it_needs() -> None:
     assert whole[0] == PathNeed(f"{name}.pretrained", "/no/ct_clip.pt")
     assert parts(whole) == {(f"{name}.text", reports): ["config", "tokenizer"]}
     words = ["python", "-m", "open_clip_train.main", "--pretrained", "openai"]
-    told = parts(needs_of("external", name="ViT-B-32", command=words))
-    assert told == {(f"{name}.pretrained", "timm/vit_base_patch32_clip_224.openai"): ["weights"]}
+    found = parts(needs_of("external", name="ViT-B-32", command=words))
+    assert found == {(f"{name}.pretrained", "timm/vit_base_patch32_clip_224.openai"): ["weights"]}
     (unknown,) = needs_of("external", command=["python", "train.py"])
     assert isinstance(unknown, UnknownNeed)
 
@@ -96,8 +96,8 @@ def test_what_lies_at_a_path_is_looked_for_and_what_others_download_is_said(
     described["train"] |= vlm
     described["evaluate"] = {"every": 2, "tasks": [task]}
     config.write_text(json.dumps(described))
-    (told,) = fetch(config, capsys)["not_seen"]
-    assert told.startswith("evaluate.tasks: lmms_eval: lmms_eval downloads the data of mmstar itself")
+    (printed,) = fetch(config, capsys)["not_seen"]
+    assert printed.startswith("evaluate.tasks: lmms_eval: lmms_eval downloads the data of mmstar itself")
 
 
 def test_the_environment_is_what_huggingface_hub_takes_the_cache_from(

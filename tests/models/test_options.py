@@ -163,7 +163,7 @@ def saved(state: dict[str, Tensor], path: Path) -> str:
 def outcome(recipe: str, model: dict[str, Any], folder: Path) -> Any:
     """What comes of a training step on four samples; of a command, what it is told."""
     if options_type(recipe).is_external:
-        return told(model, folder)
+        return parsed(model, folder)
     found = recipes.load_recipe(train_block(recipe, **model))
     samples = {**SAMPLES, **LARGER}[recipe]
     transform = found.transform(True)
@@ -175,7 +175,7 @@ def outcome(recipe: str, model: dict[str, Any], folder: Path) -> Any:
     return float((loss.sum / loss.weight).detach())
 
 
-def told(model: dict[str, Any], folder: Path) -> Any:
+def parsed(model: dict[str, Any], folder: Path) -> Any:
     config = load_config(ROOT / "configs/open-clip-external.yaml", [f"train.model={json.dumps(model)}"])
     output = folder / "output"
     shutil.rmtree(output, ignore_errors=True)
@@ -190,7 +190,7 @@ def filled(model: dict[str, Any], made: dict[str, str]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def told_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def command_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where commands are told of their data and model: the same words for the same options."""
     folder = tmp_path_factory.mktemp("told")
     write_version(folder)
@@ -198,14 +198,14 @@ def told_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def usual(made: dict[str, str], told_in: Path) -> Callable[[str, Row], Any]:
+def usual(made: dict[str, str], command_folder: Path) -> Callable[[str, Row], Any]:
     """The outcome without the change, which several rows share."""
     known: dict[str, Any] = {}
 
     def find(recipe: str, row: Row) -> Any:
         name = json.dumps([recipe, row.model])
         if name not in known:
-            known[name] = outcome(recipe, filled(row.model, made), told_in)
+            known[name] = outcome(recipe, filled(row.model, made), command_folder)
         return known[name]
 
     return find
@@ -213,23 +213,23 @@ def usual(made: dict[str, str], told_in: Path) -> Callable[[str, Row], Any]:
 
 @pytest.mark.parametrize("recipe", list(RECIPES))
 def test_the_outcome_is_the_same_again(
-    recipe: str, made: dict[str, str], usual: Callable[[str, Row], Any], told_in: Path
+    recipe: str, made: dict[str, str], usual: Callable[[str, Row], Any], command_folder: Path
 ) -> None:
     """Or a change would show nothing."""
     row = next(iter(ROWS[recipe].values()))
-    assert outcome(recipe, filled(row.model, made), told_in) == usual(recipe, row)
+    assert outcome(recipe, filled(row.model, made), command_folder) == usual(recipe, row)
 
 
 @pytest.mark.parametrize(
     ("recipe", "option"), [(recipe, option) for recipe, rows in ROWS.items() for option in rows]
 )
 def test_it_changes_the_outcome_or_is_refused(
-    recipe: str, option: str, made: dict[str, str], usual: Callable[[str, Row], Any], told_in: Path
+    recipe: str, option: str, made: dict[str, str], usual: Callable[[str, Row], Any], command_folder: Path
 ) -> None:
     row = ROWS[recipe][option]
     changed = filled({**row.model, **row.change}, made)
     if row.is_refused:
         with pytest.raises(UsageError, match=option.partition(".")[0]):
-            outcome(recipe, changed, told_in)
+            outcome(recipe, changed, command_folder)
         return
-    assert outcome(recipe, changed, told_in) != usual(recipe, row)
+    assert outcome(recipe, changed, command_folder) != usual(recipe, row)

@@ -46,13 +46,13 @@ def described(messages: list[ChatMessage], grids: list[tuple[int, int]]) -> tupl
         for row in range(rows):
             for column in range(columns):
                 picture += f"<row_{row + 1}_col_{column + 1}>" + "<|image|>" * 4
-    told = [[role, text.replace("<|image|>", "")] for role, text in messages]
-    told[0][1] = picture + told[0][1]
-    template = [f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in told]
+    found = [[role, text.replace("<|image|>", "")] for role, text in messages]
+    found[0][1] = picture + found[0][1]
+    template = [f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in found]
     ids = TEXT._ids("".join(template))
     mask, cursor = [False] * len(ids), 0
     prefix = len(TEXT._ids("<|im_start|>assistant\n"))
-    for (role, _), message in zip(told, template, strict=True):
+    for (role, _), message in zip(found, template, strict=True):
         length = len(TEXT._ids(message))
         if role == "assistant":
             mask[cursor + prefix : cursor + length] = [True] * (length - prefix)

@@ -94,8 +94,8 @@ def test_a_family_learns(
 
 def test_phantoms_from_raw_scans_to_a_report(tmp_path: Path, no_server: dict[str, str]) -> None:
     run = trained(tmp_path, no_server, "phantoms-ct.yaml", "phantoms").run
-    told = read_json(run / "evaluations/step_200/multilabel.json")
-    assert told["metrics"]["auroc_mean"] > 0.7 and told["intervals"]["auroc_mean"][0] > 0.5
+    found = read_json(run / "evaluations/step_200/multilabel.json")
+    assert found["metrics"]["auroc_mean"] > 0.7 and found["intervals"]["auroc_mean"][0] > 0.5
     assert (run / "evaluations/step_200/multilabel/aurocs.xlsx").exists()
     assert read_json(run / "eval_results/step_200.json")["results"]["multilabel_auroc_Cardiomegaly"] > 0.5
     page = (run / "report.html").read_text()

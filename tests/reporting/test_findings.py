@@ -23,7 +23,7 @@ def version(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(config(folder / "raw", folder / "data", "engine.build.workers=1")).version
 
 
-def told(key: str, is_right: bool) -> list[Prediction]:
+def prediction(key: str, is_right: bool) -> list[Prediction]:
     said = "present" if is_right else "not present"
     return [Prediction(key=key, question="Lung nodule", label="present", predicted=said, score=0.62)]
 
@@ -31,7 +31,7 @@ def told(key: str, is_right: bool) -> list[Prediction]:
 def test_a_scan_is_shown_by_three_slices_with_what_is_told_of_it(version: Path) -> None:
     keys = [IndexedReader(version, "train").read(row).key for row in range(2)]
     right, wrong, *others = read_items(
-        version, "train", {keys[0]: told(keys[0], True), keys[1]: told(keys[1], False)}
+        version, "train", {keys[0]: prediction(keys[0], True), keys[1]: prediction(keys[1], False)}
     )
     for item in (right, wrong):
         pictures = [item.image, *item.others]

@@ -53,8 +53,8 @@ def test_a_model_of_blocks_and_words_is_written_as_in_its_config() -> None:
         "shape": [8, 16, 16],
     }
     made = make_record()
-    told = portrait(RUN, made.having(identity={**made.identity, "model": model})).facts
-    assert dict(told)["Model"] == (
+    found = portrait(RUN, made.having(identity={**made.identity, "model": model})).facts
+    assert dict(found)["Model"] == (
         "clip: tarmac/digits, "
         "teachers [{width: 48, logit_scale: 20.0}, {width: 32, logit_scale: 20.0}], "
         "loss_weights {contrastive: 0.25}, "
@@ -76,8 +76,8 @@ def test_a_model_of_blocks_and_words_is_written_as_in_its_config() -> None:
 )
 def test_the_learning_rate_is_told_as_it_went(fields: dict[str, Any], says: str) -> None:
     made = make_record()
-    told = portrait(RUN, made.having(identity={**made.identity, **fields})).facts
-    assert dict(told)["Learning rate"] == says
+    found = portrait(RUN, made.having(identity={**made.identity, **fields})).facts
+    assert dict(found)["Learning rate"] == says
 
 
 def test_the_time_of_the_attempts_that_ended() -> None:

@@ -45,7 +45,7 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
         time.sleep(0.02)
 
 
-def told(path: Path) -> list[str]:
+def words_of(path: Path) -> list[str]:
     wait_for(lambda: path.exists() and path.read_text() != "")
     return path.read_text().split()
 
@@ -59,7 +59,7 @@ def test_a_job_survives_ctrl_c_hang_up_and_death_of_its_submitter(
     submitter = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert submitter.stdout is not None
     job = Job.from_json(json.loads(submitter.stdout.readline()))
-    pid, session, gpus = told(note)
+    pid, session, gpus = words_of(note)
     assert int(session) != os.getsid(submitter.pid)
     assert gpus == "''", "no GPU is visible unless asked for"
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGKILL):
@@ -73,7 +73,7 @@ def test_a_job_survives_ctrl_c_hang_up_and_death_of_its_submitter(
 def test_a_job_dies_with_its_controller(tmp_path: Path) -> None:
     note = tmp_path / "note"
     job = jobs.submit(TELL, [str(note), "30"], tmp_path, time_limit_s=60, name="told")
-    process = Identity.of(int(told(note)[0]))
+    process = Identity.of(int(words_of(note)[0]))
     psutil.Process(job.identity.pid).kill()
     wait_for(lambda: not process.is_alive(), timeout_s=3)
     assert not job.is_alive() and not job.said_goodbye
@@ -82,7 +82,7 @@ def test_a_job_dies_with_its_controller(tmp_path: Path) -> None:
 def test_a_job_without_a_time_limit_runs(tmp_path: Path) -> None:
     note = tmp_path / "note"
     job = jobs.submit(TELL, [str(note), "0.5"], tmp_path, time_limit_s=None, name="told")
-    told(note)
+    words_of(note)
     assert job.is_alive()
     wait_for(lambda: not job.is_alive())
     assert job.said_goodbye, job.log.read_text()
@@ -121,8 +121,8 @@ def test_gpus_are_counted_without_cuda(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_gpus_are_taken_from_those_visible(tmp_path: Path) -> None:
     def given(gpus: int, visible: str) -> tuple[str | None, str | None]:
-        told = gpu_environment(gpus, {VISIBLE_GPUS: visible}, tmp_path)
-        return told[VISIBLE_GPUS], told[SPARE_GPUS]
+        found = gpu_environment(gpus, {VISIBLE_GPUS: visible}, tmp_path)
+        return found[VISIBLE_GPUS], found[SPARE_GPUS]
 
     assert given(2, "5,3,1") == ("5,3", "1")
     assert given(1, "MIG-0a1b, GPU-2c3d") == ("MIG-0a1b", "GPU-2c3d")
@@ -152,7 +152,7 @@ def test_a_job_finds_out_by_itself_where_nothing_tells_of_gpus(
         pytest.skip("this machine has device files")
     note = tmp_path / "note"
     jobs.submit(TELL, [str(note), "0.2"], tmp_path, time_limit_s=60, name="told")
-    assert told(note)[2] == "None"
+    assert words_of(note)[2] == "None"
 
 
 def test_a_slurm_job_sees_the_gpus_that_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +160,7 @@ def test_a_slurm_job_sees_the_gpus_that_it_was_given(tmp_path: Path, monkeypatch
     monkeypatch.setattr(jobs.signal, "signal", lambda *_: None)
     monkeypatch.setenv(SPARE_GPUS, "3")
 
-    def seen(gpus: int, given: str | None) -> str:
+    def visible(gpus: int, given: str | None) -> str:
         monkeypatch.delenv("SLURM_JOB_GPUS", raising=False)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5" if given is None else given)
         if given is not None:
@@ -169,7 +169,7 @@ def test_a_slurm_job_sees_the_gpus_that_it_was_given(tmp_path: Path, monkeypatch
         assert SPARE_GPUS not in os.environ
         return os.environ["CUDA_VISIBLE_DEVICES"]
 
-    assert (seen(2, "0,1"), seen(0, "2"), seen(0, None)) == ("0,1", "2", "")
+    assert (visible(2, "0,1"), visible(0, "2"), visible(0, None)) == ("0,1", "2", "")
 
 
 def test_a_job_is_the_same_after_it_was_written_down(tmp_path: Path) -> None:

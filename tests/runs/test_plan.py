@@ -238,8 +238,8 @@ def test_a_run_in_use_keeps_its_config_and_says_so(
         assert capsys.readouterr().err == ""
         assert plan(changed(config, "evaluate.every", 20), version) == run
         assert run.config.read_bytes() == before
-        told = " ".join(capsys.readouterr().err.split())
-        assert "is at work without these changes: evaluate.every; run it again" in told
+        printed = " ".join(capsys.readouterr().err.split())
+        assert "is at work without these changes: evaluate.every; run it again" in printed
         with pytest.raises(TarmacError, match=f"is in use.*tarmac cancel .*{run.id}"):
             plan(config, version, fresh=True)
 

@@ -14,7 +14,7 @@ from tasks.core.config import load_config
 from tasks.dataset.versions import resolve
 from tasks.models import hub
 from tasks.runs.plan import locate
-from tests.flows.birds import make_project, published, said
+from tests.flows.birds import make_project, output_of, published
 from tests.supervision.fakes import save
 
 CLOSED = "http://127.0.0.1:9"
@@ -65,11 +65,11 @@ def test_a_batch_larger_than_the_dataset_has_one_verdict(
         "train.batch_size: a batch takes 52 of 51 samples to train on, so it holds some twice: to the contrastive "
         "loss they are wrong pairs; take train.batch_size 25 or less, or build a larger dataset"
     )
-    found = said(capsys, "preflight", "trained.yaml", code=1)
+    found = output_of(capsys, "preflight", "trained.yaml", code=1)
     assert "✗ worker.starved" in found and "a batch takes 52 of 51 samples" in found
     write(batch_size=51)
-    assert "holds some twice" not in said(capsys, "plan", "trained.yaml")
-    assert "✓ every worker" in said(capsys, "preflight", "trained.yaml")
+    assert "holds some twice" not in output_of(capsys, "plan", "trained.yaml")
+    assert "✓ every worker" in output_of(capsys, "preflight", "trained.yaml")
 
 
 def test_weights_that_nobody_knows_are_refused_before_the_build(
@@ -83,7 +83,7 @@ def test_weights_that_nobody_knows_are_refused_before_the_build(
     )
     published("birds.yaml")
     assert refused(capsys, "plan", "run", "train") == line
-    assert "did you mean laion2b_e16?" in said(capsys, "preflight", "trained.yaml", code=1)
+    assert "did you mean laion2b_e16?" in output_of(capsys, "preflight", "trained.yaml", code=1)
 
 
 def test_weights_that_the_hub_does_not_give_are_refused_before_the_build(
@@ -92,7 +92,7 @@ def test_weights_that_the_hub_does_not_give_are_refused_before_the_build(
     write(name="ViT-B-32", pretrained="laion2b_s34b_b79k")
     line = refused(capsys, "run", code=1)
     assert line.startswith(f"train.model.pretrained: {CLOSED} does not serve laion/CLIP-ViT-B-32")
-    printed = said(capsys, "plan", "trained.yaml")
+    printed = output_of(capsys, "plan", "trained.yaml")
     assert (
         "!         train.model.pretrained: weights of laion/CLIP-ViT-B-32-laion2B-s34B-b79K not on" in printed
     )
@@ -109,7 +109,7 @@ def test_a_run_that_has_a_checkpoint_starts_from_that(
     config = load_config(Path("trained.yaml"))
     run = locate(config, resolve(config.dataset.output))
     save(run, 5, b"weights")
-    assert "!  " not in said(capsys, "plan", "trained.yaml")
+    assert "!  " not in output_of(capsys, "plan", "trained.yaml")
     with pytest.raises(AssertionError, match="refused before"):
         main(["run", "trained.yaml"])
 

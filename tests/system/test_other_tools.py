@@ -45,8 +45,8 @@ class Published:
     def compare(self, samples: list[tuple[str, dict[str, Any]]]) -> None:
         """Every training sample has come once, and says what the raw files say."""
         assert len(samples) == len(self.expected)
-        for key, told in samples:
-            assert told.items() <= self.expected[key].items(), key
+        for key, found in samples:
+            assert found.items() <= self.expected[key].items(), key
         assert {key for key, _ in samples} == self.expected.keys()
 
 
@@ -63,7 +63,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
     return Published(
         folder / "data" / "current",
         versions.read_manifest(result.version),
-        {key: told for key, told in expected.items() if key not in held_out},
+        {key: found for key, found in expected.items() if key not in held_out},
     )
 
 
@@ -93,27 +93,27 @@ def run(home: Path, program: Path | str, *arguments: object) -> subprocess.Compl
 def read(home: Path, python: Path | str, script: str, *arguments: object) -> dict[str, Any]:
     """What a script of `other_tools` tells of all the samples that its tool has read."""
     done = run(home, python, PINS / script, *arguments)
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return told
+    printed: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return printed
 
 
 def test_the_webdataset_of_this_environment(published: Published, tmp_path: Path) -> None:
-    told = read(tmp_path, sys.executable, "read_webdataset.py", published.url)
-    assert told["version"].startswith("0.2.")
-    published.compare(told["samples"])
+    found = read(tmp_path, sys.executable, "read_webdataset.py", published.url)
+    assert found["version"].startswith("0.2.")
+    published.compare(found["samples"])
 
 
 @pytest.mark.proof
 def test_webdataset_1(published: Published, tmp_path: Path) -> None:
-    told = read(tmp_path, foreign_env("readers") / "python", "read_webdataset.py", published.url)
-    assert told["version"].startswith("1.")
-    published.compare(told["samples"])
+    found = read(tmp_path, foreign_env("readers") / "python", "read_webdataset.py", published.url)
+    assert found["version"].startswith("1.")
+    published.compare(found["samples"])
 
 
 def test_hugging_face_datasets(published: Published, tmp_path: Path) -> None:
     shards = sorted((published.current / "train").glob("*.tar"))
-    told = read(tmp_path, foreign_env("readers") / "python", "read_huggingface.py", *shards)
-    published.compare(told["samples"])
+    found = read(tmp_path, foreign_env("readers") / "python", "read_huggingface.py", *shards)
+    published.compare(found["samples"])
 
 
 def test_energon_prepares_and_reads(published: Published, tmp_path: Path) -> None:

@@ -243,11 +243,11 @@ def as_files(version: Path) -> dict[str, bytes]:
 def test_a_mirror_holds_the_version_and_names_it(wire: Wire, bucket: str, tmp_path: Path) -> None:
     s3.put(tmp_path / "nothing", bucket)
     first = built(tmp_path / "raw", 60, tmp_path / "data")
-    told: list[int] = []
-    done = mirror.publish(first, f"s3://{bucket}/x", 2, lambda so_far, whole, note: told.append(so_far))
+    found: list[int] = []
+    done = mirror.publish(first, f"s3://{bucket}/x", 2, lambda so_far, whole, note: found.append(so_far))
     there = {key.removeprefix("x/"): content for key, content in s3.objects(bucket).items()}
     assert there == {"current": first.name.encode(), **as_files(first)}
-    assert done.uploaded == len(there) - 1 and told == sorted(told)
+    assert done.uploaded == len(there) - 1 and found == sorted(found)
     again = mirror.publish(first, f"s3://{bucket}/x", 2)
     tars = sum(name.endswith(".tar") for name in there)
     assert (again.uploaded, again.copied, again.kept) == (len(there) - 1 - tars, 0, tars)

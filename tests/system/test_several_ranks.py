@@ -57,13 +57,13 @@ def ended_by(run: RunFolder, attempt: int, rank: int, sign: signal.Signals) -> s
     ranks = ranks_of(run, attempt)
     os.kill(ranks[rank].pid, sign)
     began = time.monotonic()
-    with pytest.raises(DataError) as told:
+    with pytest.raises(DataError) as caught:
         launch.wait_for_training(run)
     assert time.monotonic() - began < PROMISED_S
     assert not any(identity.is_alive() for identity in ranks)
     ended = read_json(run.exit(attempt))
     assert (ended["outcome"], ended["rank"], ended["ranks"]) == ("failed", rank, 2)
-    assert ended["reason"] in str(told.value)
+    assert ended["reason"] in str(caught.value)
     return str(ended["reason"])
 
 

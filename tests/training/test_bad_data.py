@@ -60,7 +60,7 @@ def entries(version: Path, split: str, rows: list[int]) -> list[Quarantined]:
     return [Quarantined(version.name, split, *place, "member.checksum") for place in places]
 
 
-def told(run: RunFolder) -> list[dict[str, Any]]:
+def replaced_lines(run: RunFolder) -> list[dict[str, Any]]:
     return read_lines(run.replaced())[0]
 
 
@@ -81,7 +81,7 @@ def test_replace_goes_on_and_tells(dataset: Path, tmp_path: Path) -> None:
     first, second = flip(dataset, "train", 7), flip(dataset, "train", 5 * 32 + 7)
     run = make_run(dataset, tmp_path, *IN_ORDER, REPLACE, workers=1)
     assert train_here(run) == STEPS
-    lines = told(run)
+    lines = replaced_lines(run)
     assert [(line["step"], line["position"], line["key"]) for line in lines] == [
         (1, 7, first.key),
         (6, 167, second.key),
@@ -116,7 +116,7 @@ def test_steps_that_are_done_again_tell_nothing_twice(dataset: Path, tmp_path: P
         file.write('{"step": 11, "posi')  # as a killed writer leaves it
     assert train_here(run) == STEPS
     assert run.replaced().read_bytes().startswith(before)
-    assert [line["position"] for line in told(run)] == [7, 167, 321]
+    assert [line["position"] for line in replaced_lines(run)] == [7, 167, 321]
     assert model_bytes(run, STEPS) == weights
     for step, row in rows(run, "train").items():
         assert row["data/replaced"] == counts[step]["data/replaced"]
@@ -132,10 +132,12 @@ def test_more_than_the_budget_is_an_error_that_says_where_to_look(dataset: Path,
         train_here(run)
     assert f"32 samples of an epoch are bad, and loader.bad_budget lets {most} be" in str(caught.value)
     assert str(run.replaced()) in str(caught.value) and f"tarmac verify {version}" in str(caught.value)
-    assert len(told(run)) == 32 and {line["reason"] for line in told(run)} == {"shard.missing"}
+    assert len(replaced_lines(run)) == 32 and {line["reason"] for line in replaced_lines(run)} == {
+        "shard.missing"
+    }
     with pytest.raises(DataError, match="lets"):
         train_here(run)
-    assert len(told(run)) == 32
+    assert len(replaced_lines(run)) == 32
     generous = make_run(dataset, tmp_path, *IN_ORDER, REPLACE, "loader.bad_budget=0.5")
     assert generous == run, "it is the same run, which goes on"
     assert train_here(run) == STEPS

@@ -85,7 +85,7 @@ def own(folder: Path, *words: str) -> dict[str, Any]:
     return {"command": ["python", str(script), *words]}
 
 
-def told(run: RunFolder) -> Any:
+def options_of(run: RunFolder) -> Any:
     """The options of open_clip's command, as its own parser reads them."""
     words, name = words_of(run)
     assert name == "open_clip" and words[:3] == [sys.executable, "-m", "open_clip_train.main"]
@@ -127,7 +127,7 @@ def log_of(run: RunFolder) -> str:
 def test_open_clip_is_told_of_data_model_and_the_whole_train_block(
     digits_dataset: Path, tmp_path: Path
 ) -> None:
-    args = told(make_run(digits_dataset, tmp_path))
+    args = options_of(make_run(digits_dataset, tmp_path))
     version = versions.resolve(digits_dataset)
     assert args.train_data == f"{version}/train/{{000000..000007}}.tar" and args.train_num_samples == 64
     assert args.val_data.startswith(f"{version}/val/") and args.val_num_samples > 200
@@ -160,12 +160,12 @@ def test_open_clip_is_told_of_data_model_and_the_whole_train_block(
 def test_each_key_comes_to_the_command(
     digits_dataset: Path, tmp_path: Path, override: str, name: str, value: Any
 ) -> None:
-    assert getattr(told(make_run(digits_dataset, tmp_path, override)), name) == value
+    assert getattr(options_of(make_run(digits_dataset, tmp_path, override)), name) == value
 
 
 def test_an_option_of_the_command_wins(digits_dataset: Path, tmp_path: Path) -> None:
     command = ["python", "-m", "open_clip_train.main", "--lr", "0.25", "--grad-checkpointing"]
-    args = told(make_run(digits_dataset, tmp_path, model={"name": "ViT-B-32", "command": command}))
+    args = options_of(make_run(digits_dataset, tmp_path, model={"name": "ViT-B-32", "command": command}))
     assert args.lr == 0.25 and args.grad_checkpointing and args.model == "ViT-B-32"
 
 

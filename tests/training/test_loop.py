@@ -56,12 +56,12 @@ def test_validation_stands_at_each_checkpoint(undisturbed: RunFolder) -> None:
 def test_phases_are_told_in_order(
     digits_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[tuple[str, int]] = []
+    found: list[tuple[str, int]] = []
     say = phases.PhaseWriter.set
 
     def listen(writer: phases.PhaseWriter, phase: Any, step: int, workers: Any = ()) -> None:
-        if not told or told[-1] != (phase, step):
-            told.append((phase, step))
+        if not found or found[-1] != (phase, step):
+            found.append((phase, step))
         say(writer, phase, step, workers)
 
     monkeypatch.setattr(phases.PhaseWriter, "set", listen)
@@ -70,7 +70,7 @@ def test_phases_are_told_in_order(
     steps = [("step", step) for step in range(1, 7)]
     saved = [[("checkpoint", step), ("validate", step)] for step in (3, 6)]
     saved[-1].append(("checkpoint", 6))  # until it is on the disk
-    assert told == [
+    assert found == [
         ("start", 0),
         ("first_batch", 0),
         *steps[:3],

@@ -112,16 +112,16 @@ def test_shards_are_drafted_in_order_while_later_ones_are_converted(folder: Path
     rules = write_rules(staging, config.dataset)
     catalogue = planned(config, staging)
     order = [2, 0, 1, *reversed(range(3, catalogue.planned))]
-    told: list[int] = []
+    found: list[int] = []
 
     def converted() -> Iterator[int]:
         for ordinal in order:
             convert(Conversion(staging, rules, (ordinal,)))
-            told.append(ordinal)
+            found.append(ordinal)
             yield ordinal
 
     given = [
-        (first(shard.sidecar, "planned"), len(told))
+        (first(shard.sidecar, "planned"), len(found))
         for shard in converted_shards(catalogue, {}, staging, converted())
     ]
     assert [digest for digest, _ in given] == [shard.digest for shard in catalogue.shards()]

@@ -26,16 +26,16 @@ def published(config: Config) -> None:
 
 
 def test_the_first_build(config: Config, tmp_path: Path) -> None:
-    told = forecast(config)
+    found = forecast(config)
     assert not (tmp_path / "out").exists()
-    assert told.up_to_date is None and told.why == "there is no version yet"
+    assert found.up_to_date is None and found.why == "there is no version yet"
     result = build(config)
-    assert told.work is not None
-    assert (told.work.listed, told.work.to_convert) == (COUNT, COUNT)
-    assert told.work.shards == told.work.to_convert_shards == result.shards
+    assert found.work is not None
+    assert (found.work.listed, found.work.to_convert) == (COUNT, COUNT)
+    assert found.work.shards == found.work.to_convert_shards == result.shards
     size = sum(path.stat().st_size for path in result.version.glob("*/*.tar"))
-    assert told.work.bytes == pytest.approx(size, rel=0.2)
-    assert told.work.seconds > 0 and told.free_bytes > 0
+    assert found.work.bytes == pytest.approx(size, rel=0.2)
+    assert found.work.seconds > 0 and found.free_bytes > 0
 
 
 def test_a_change(config: Config, tmp_path: Path) -> None:
@@ -43,10 +43,10 @@ def test_a_change(config: Config, tmp_path: Path) -> None:
     assert forecast(config).up_to_date is not None
     before = sorted((tmp_path / "out").rglob("*"))
     (tmp_path / "raw" / "0007.png").write_bytes(raw.png(777))
-    told = forecast(config)
-    assert told.work is not None
-    assert told.why == "samples have changed, come or gone"
-    assert told.work.to_convert_shards == 1 and told.work.to_convert <= 16
+    found = forecast(config)
+    assert found.work is not None
+    assert found.why == "samples have changed, come or gone"
+    assert found.work.to_convert_shards == 1 and found.work.to_convert <= 16
     assert sorted((tmp_path / "out").rglob("*")) == before
     other = raw.config(tmp_path / "raw", tmp_path / "out", image={"encode": "jpg"})
     assert forecast(other).why == "the dataset block of the config has changed"
@@ -55,16 +55,16 @@ def test_a_change(config: Config, tmp_path: Path) -> None:
 def test_what_would_be_rejected_shows_beforehand(config: Config, tmp_path: Path) -> None:
     for number in range(COUNT):
         (tmp_path / "raw" / f"{number:04d}.png").write_text("<html>")
-    told = forecast(config)
-    assert told.work is not None
-    assert list(told.work.tried_rejects) == ["image.not_an_image"]
+    found = forecast(config)
+    assert found.work is not None
+    assert list(found.work.tried_rejects) == ["image.not_an_image"]
 
 
 def test_containers_are_not_read(tmp_path: Path) -> None:
     config = parquet(tmp_path / "raw")
     size = sum(path.stat().st_size for path in (tmp_path / "raw").iterdir())
-    told = forecast(config)
-    assert (told.work, told.containers, told.read_bytes) == (None, 3, size)
+    found = forecast(config)
+    assert (found.work, found.containers, found.read_bytes) == (None, 3, size)
     published(config)
     assert forecast(config).up_to_date is not None
 

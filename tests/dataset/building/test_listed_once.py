@@ -97,8 +97,8 @@ def test_each_server_is_asked_once_by_a_command_and_its_build(tmp_path: Path) ->
         requests.clear()
         assert is_up_to_date(config, for_build=True) is None
         survey = freshness.kept_survey(config.dataset.output)
-        told = {"config": config.model_dump(mode="json"), "survey": str(survey)}
-        assert child.call("tasks.dataset.building.builder:build", told)["shards_rewritten"] == 1
+        found = {"config": config.model_dump(mode="json"), "survey": str(survey)}
+        assert child.call("tasks.dataset.building.builder:build", found)["shards_rewritten"] == 1
     looked_at = Counter({asked: count for asked, count in requests.items() if asked.startswith("HEAD")})
     assert set(looked_at.values()) == {1} and len(looked_at) == COUNT
 

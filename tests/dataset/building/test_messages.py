@@ -151,8 +151,8 @@ def test_json_of_a_plan_holds_the_doubts(tmp_path: Path, capsys: pytest.CaptureF
     path = tmp_path / "config.yaml"
     path.write_text(dump(shards.config(restarting(tmp_path / "raw"), output=tmp_path / "out")))
     assert main(["plan", str(path), "--json"]) == 0
-    told: Any = json.loads(capsys.readouterr().out)
-    assert len(told["build"]["doubts"]) == 1
+    printed: Any = json.loads(capsys.readouterr().out)
+    assert len(printed["build"]["doubts"]) == 1
 
 
 def test_every_reject_can_be_listed_on_the_machine_that_holds_the_data(

@@ -84,9 +84,9 @@ def test_above_the_budget_the_old_version_stays(tmp_path: Path) -> None:
     message = str(caught.value)
     assert "dataset.reject_budget (10.0%)" in message
     rejects = pq.read_table(output / "staging" / "rejects.parquet").to_pylist()
-    told = {row["reason"] for row in rejects}
-    assert len(rejects) >= 5 and told <= set(expected.values())
-    assert all(f"1 {reason}" in message for reason in told)
+    found = {row["reason"] for row in rejects}
+    assert len(rejects) >= 5 and found <= set(expected.values())
+    assert all(f"1 {reason}" in message for reason in found)
     assert versions.current(output) == first.version
     assert [path.name for path in (output / "versions").iterdir()] == [first.version.name]
     assert verify(output, "full").ok

@@ -89,7 +89,9 @@ UNSOUND: dict[str, list[Callable[[], bytes]]] = {
 }  # fmt: skip
 
 
-def told(suffix: str, content: bytes, modality: str | None = None) -> tuple[list[tuple[str, str]], set[str]]:
+def judged(
+    suffix: str, content: bytes, modality: str | None = None
+) -> tuple[list[tuple[str, str]], set[str]]:
     decoder = Decoder(modality)
     return [(fault.code, fault.member) for fault in decoder.judge({suffix: content})], decoder.undecoded
 
@@ -97,13 +99,13 @@ def told(suffix: str, content: bytes, modality: str | None = None) -> tuple[list
 @pytest.mark.parametrize("suffix", SOUND)
 def test_sound_members_pass(suffix: str) -> None:
     for make in SOUND[suffix]:
-        assert told(suffix, make()) == ([], set())
+        assert judged(suffix, make()) == ([], set())
 
 
 @pytest.mark.parametrize("suffix", UNSOUND)
 def test_damaged_members_do_not(suffix: str) -> None:
     for make in UNSOUND[suffix]:
-        assert told(suffix, make()) == ([("member.undecodable", suffix)], set())
+        assert judged(suffix, make()) == ([("member.undecodable", suffix)], set())
 
 
 def test_every_decoder_is_tried() -> None:
@@ -113,32 +115,32 @@ def test_every_decoder_is_tried() -> None:
 
 @pytest.mark.parametrize("text", [" \n\t", "\u200b\ufeff", "\0\0", "\u2028\u00a0"])
 def test_a_text_of_which_nothing_can_be_seen_is_empty(text: str) -> None:
-    assert told("txt", text.encode()) == ([("member.empty", "txt")], set())
-    assert told("txt", text.encode(), "image_text") == ([("member.empty", "txt")], set())
+    assert judged("txt", text.encode()) == ([("member.empty", "txt")], set())
+    assert judged("txt", text.encode(), "image_text") == ([("member.empty", "txt")], set())
 
 
 @pytest.mark.parametrize("text", ["\u200ba", "\N{DOG FACE}", "。", "\ue000", "\U0001fae9"])
 def test_a_text_of_one_sign_is_one(text: str) -> None:
-    assert told("txt", text.encode()) == ([], set())
+    assert judged("txt", text.encode()) == ([], set())
 
 
 def test_what_nobody_can_judge_is_told_and_no_fault() -> None:
-    assert told("video.mp4", b"x") == ([], {"mp4"})
-    assert told("json", b"[" + b" " * (33 << 20) + b"]") == ([], {"json"})
+    assert judged("video.mp4", b"x") == ([], {"mp4"})
+    assert judged("json", b"[" + b" " * (33 << 20) + b"]") == ([], {"json"})
 
 
 def test_a_modality_judges_its_own_members_and_decoders_the_others() -> None:
-    assert told("png", raw.png(0)[:-20], "image_text") == ([("member.undecodable", "png")], set())
-    assert told("mask.png", raw.png(0)[:-20], "image_text") == ([("member.undecodable", "mask.png")], set())
-    assert told("000.png", raw.png(0)[:-20], "chat")[0] == [("member.undecodable", "000.png")]
-    assert told("npz", b"no zip", "image_text") == ([("member.undecodable", "npz")], set())
+    assert judged("png", raw.png(0)[:-20], "image_text") == ([("member.undecodable", "png")], set())
+    assert judged("mask.png", raw.png(0)[:-20], "image_text") == ([("member.undecodable", "mask.png")], set())
+    assert judged("000.png", raw.png(0)[:-20], "chat")[0] == [("member.undecodable", "000.png")]
+    assert judged("npz", b"no zip", "image_text") == ([("member.undecodable", "npz")], set())
 
 
 def test_a_zip_entry_that_lies_about_its_array_is_seen() -> None:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("a.npy", npy(np.zeros(9))[:-8])
-    assert told("npz", file.getvalue()) == ([("member.undecodable", "npz")], set())
+    assert judged("npz", file.getvalue()) == ([("member.undecodable", "npz")], set())
 
 
 def test_a_sample_too_large_to_be_held_is_not_decoded(

@@ -118,7 +118,7 @@ def test_encode_leaves_alone_what_shards_can_hold(kind: str, encode: Any) -> Non
     assert images.store(data, ImageRules(encode=encode, max_side=19))[0] == encode
 
 
-def seen(data: bytes) -> np.ndarray[Any, Any]:
+def plain_pixels(data: bytes) -> np.ndarray[Any, Any]:
     """The pixels as a reader gets them that does not look at EXIF."""
     return np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
 
@@ -149,8 +149,8 @@ def test_a_picture_is_stored_as_its_exif_turns_it(
     suffix, stored, size = images.store(data, ImageRules(encode="png" if kind == "AVIF" else encode))
     assert suffix == {"JPEG": "jpg", "AVIF": "png"}.get(kind, kind.lower())
     assert size == ((51, 97) if orientation > 4 else (97, 51))
-    assert np.abs(seen(stored) - upright).mean() <= most
-    assert np.array_equal(np.asarray(decode_image(stored)), seen(stored))  # which is not turned twice
+    assert np.abs(plain_pixels(stored) - upright).mean() <= most
+    assert np.array_equal(np.asarray(decode_image(stored)), plain_pixels(stored))  # which is not turned twice
     assert (stored == data) == (orientation == 1 and kind != "AVIF")
 
 

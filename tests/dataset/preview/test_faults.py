@@ -318,15 +318,15 @@ def test_the_command_fails_and_names_the_next_one(
     assert re.search(r"✗ 2 faults: shard.checksum 1, member.checksum 1\n", said.err)
     assert f"tarmac repair {dataset}" in said.err
     assert main(["look", str(dataset), "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert not told["ok"] and {one["code"] for one in told["findings"]} == {
+    printed = json.loads(capsys.readouterr().out)
+    assert not printed["ok"] and {one["code"] for one in printed["findings"]} == {
         "shard.checksum",
         "member.checksum",
     }
-    assert told["look"] == str(dataset / "look.html") and told["version"] == version.name
+    assert printed["look"] == str(dataset / "look.html") and printed["version"] == version.name
     assert main(["look", str(dataset), "--quick", "--full"]) == 2
     assert "choose one" in capsys.readouterr().err
-    assert key not in json.dumps(told["findings"])
+    assert key not in json.dumps(printed["findings"])
 
 
 def test_many_codes_are_one_line_on_the_terminal() -> None:

@@ -386,8 +386,8 @@ def test_tars_that_each_count_anew_are_told_apart_by_their_names(tmp_path: Path)
         (tmp_path / "raw" / f"{tar:02d}.tar").write_bytes(shards.tar_bytes(content))
     config = {"output": tmp_path / "out", "reject_budget": 0.9}
     assert build(shards.config(tmp_path / "raw", **config)).rejects == {"key.duplicate": 10}
-    told = build(shards.config(tmp_path / "raw", source={"key": "place"}, **config))
-    assert (told.accepted, dict(told.rejects)) == (15, {})
+    found = build(shards.config(tmp_path / "raw", source={"key": "place"}, **config))
+    assert (found.accepted, dict(found.rejects)) == (15, {})
     [first, *_] = listed(tmp_path, shards.tar_bytes(shards.pair("a/b", 1)), source={"key": "place"})
     assert first.original_key.endswith("/a/b") and first.place.endswith(".tar:a/b")
 

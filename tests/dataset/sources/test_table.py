@@ -552,14 +552,14 @@ def told_of_two_pictures(config: Config) -> list[str]:
         TableImages(config.dataset.all_sources[0], config.dataset, "dataset.source")  # type: ignore[arg-type]
         for _ in range(2)
     )
-    told = []
+    found = []
     for container in table.containers():
         for number, item in enumerate(table.items(container)):
-            told += [container.name, item.place, item.original_key, item.file]
+            found += [container.name, item.place, item.original_key, item.file]
             assert item.stat.size == len(raw.png(number))
             assert worker.read(item.file, item.content)["image"] == raw.png(number)
-    assert len(told) == 8
-    return told
+    assert len(found) == 8
+    return found
 
 
 def test_an_address_that_is_signed_anew_keeps_its_key(

@@ -29,7 +29,7 @@ def reports(folder: Path, *rows: str) -> None:
     (folder / "reports.csv").write_text("\n".join(["VolumeName,Findings,Impression", *rows]) + "\n")
 
 
-def told(folder: Path, file: str, **keys: Any) -> str:
+def report_of(folder: Path, file: str, **keys: Any) -> str:
     """The volume's report, or why it has none."""
     item = listed(folder, **keys)[file]
     if item.fault is not None:
@@ -61,7 +61,7 @@ def alike(folder: Path) -> Path:
 
 def test_files_of_one_name_are_told_apart_by_their_folders(alike: Path) -> None:
     reports(alike, "p1/ct.npz,first,", "./p2/ct,second,", "other,third,")
-    found = {file: told(alike, file, labels=None) for file in ("p1/ct.npz", "p2/ct.npz", "p2/other.npz")}
+    found = {file: report_of(alike, file, labels=None) for file in ("p1/ct.npz", "p2/ct.npz", "p2/other.npz")}
     assert found == {"p1/ct.npz": "first", "p2/ct.npz": "second", "p2/other.npz": "third"}
 
 
@@ -69,19 +69,19 @@ def test_a_report_of_a_name_that_two_files_have_is_nobodys(alike: Path) -> None:
     reports(alike, "ct.npz,whose?,", "other.npz,mine,")
     why = "report.missing: 2 files share its name, and reports.csv has no path to tell them apart"
     for file in ("p1/ct.npz", "p2/ct.npz"):
-        assert told(alike, file, labels=None) == why
-    assert told(alike, "p2/other.npz", labels=None) == "mine"
+        assert report_of(alike, file, labels=None) == why
+    assert report_of(alike, "p2/other.npz", labels=None) == "mine"
     reports(alike, "p1/ct.npz,first,", "p2/ct.npz,second,")
     (alike / "labels.csv").write_text("VolumeName,effusion\nct,1\n")
-    assert told(alike, "p1/ct.npz").startswith("labels.missing: 2 files share its name")
+    assert report_of(alike, "p1/ct.npz").startswith("labels.missing: 2 files share its name")
 
 
 def test_a_file_in_the_sources_own_folder_is_no_exception(alike: Path) -> None:
     shutil.copy(alike / "p1/ct.npz", alike / "ct.npz")
     reports(alike, "ct,whose?,")
-    assert told(alike, "ct.npz", labels=None).startswith("report.missing: 3 files share")
+    assert report_of(alike, "ct.npz", labels=None).startswith("report.missing: 3 files share")
     reports(alike, "ct,mine,", "p1/ct,first,")
-    found = [told(alike, file, labels=None) for file in ("ct.npz", "p1/ct.npz", "p2/ct.npz")]
+    found = [report_of(alike, file, labels=None) for file in ("ct.npz", "p1/ct.npz", "p2/ct.npz")]
     assert found[:2] == ["mine", "first"]
     assert found[2].startswith("report.missing: 3 files share"), "its own row is not there"
 
@@ -104,22 +104,22 @@ def test_a_row_that_lacks_a_label_is_not_complete(folder: Path, name: str) -> No
     if name.endswith(".tsv"):
         (folder / name).write_text((folder / name).read_text().replace(",", "\t"))
     labels = {"labels": {"path": name, "key": "VolumeName"}}
-    assert told(folder, "p0_scan_0.npz", **labels) == "Clear lungs. Healthy p0_scan_0."
-    assert told(folder, "p0_scan_1.npz", **labels).startswith("labels.missing: nodule: no value")
+    assert report_of(folder, "p0_scan_0.npz", **labels) == "Clear lungs. Healthy p0_scan_0."
+    assert report_of(folder, "p0_scan_1.npz", **labels).startswith("labels.missing: nodule: no value")
 
 
 def test_a_label_of_one_table_is_one_of_all(folder: Path) -> None:
     write_labels(folder / "a.csv", [{"VolumeName": "p0_scan_0", "effusion": 0}])
     write_labels(folder / "b.jsonl", [{"VolumeName": "p0_scan_1", "nodule": 1, "effusion": 0}])
     labels = {"labels": {"path": "{a.csv,b.jsonl}", "key": "VolumeName"}}
-    assert told(folder, "p0_scan_0.npz", **labels).startswith("labels.missing: nodule: no value")
-    assert told(folder, "p0_scan_1.npz", **labels).startswith("Clear lungs.")
+    assert report_of(folder, "p0_scan_0.npz", **labels).startswith("labels.missing: nodule: no value")
+    assert report_of(folder, "p0_scan_1.npz", **labels).startswith("Clear lungs.")
 
 
 def test_what_is_not_given_is_no_part_of_a_report(folder: Path) -> None:
     reports(folder, "p0_scan_0,Not given., Clear. ", "p0_scan_1,Not given.,Not given.")
-    assert told(folder, "p0_scan_0.npz") == "Clear."
-    assert told(folder, "p0_scan_1.npz") == "report.missing: the report is empty"
+    assert report_of(folder, "p0_scan_0.npz") == "Clear."
+    assert report_of(folder, "p0_scan_1.npz") == "report.missing: the report is empty"
 
 
 def test_details_are_the_same_wherever_the_tables_lie(folder: Path, tmp_path: Path) -> None:
@@ -134,13 +134,13 @@ def test_details_are_the_same_wherever_the_tables_lie(folder: Path, tmp_path: Pa
         "labels": {"path": str(tables / "labels.csv"), "key": "VolumeName"},
         "metadata": {"path": str(tables / "metadata.csv"), "key": "VolumeName"},
     }
-    assert told(folder, "p0_scan_0.npz", **keys) == "report.missing: no row in reports.csv"
+    assert report_of(folder, "p0_scan_0.npz", **keys) == "report.missing: no row in reports.csv"
     (tables / "reports.csv").write_text("VolumeName,Findings\np0_scan_0,a\n")
-    assert told(folder, "p0_scan_0.npz", **keys) == "labels.missing: no row in labels.csv"
+    assert report_of(folder, "p0_scan_0.npz", **keys) == "labels.missing: no row in labels.csv"
     del keys["labels"]
-    assert told(folder, "p0_scan_0.npz", **keys, labels=None) == "volume.spacing: no row in metadata.csv"
+    assert report_of(folder, "p0_scan_0.npz", **keys, labels=None) == "volume.spacing: no row in metadata.csv"
     (tables / "metadata.csv").write_text("VolumeName,XYSpacing,ZSpacing\np0_scan_0,,\n")
-    detail = told(folder, "p0_scan_0.npz", **keys, labels=None)
+    detail = report_of(folder, "p0_scan_0.npz", **keys, labels=None)
     assert detail.endswith("in metadata.csv") and str(tmp_path) not in detail
 
 

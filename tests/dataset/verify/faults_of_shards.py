@@ -28,8 +28,8 @@ Expected = dict[str, tuple[str, ...]]
 
 def on(quick: str = "", default: str = "", full: str = "") -> Expected:
     """Codes by level, each level with those of the levels before; `a|b` is one of them."""
-    told = tuple(quick.split()), tuple(default.split()), tuple(full.split())
-    return {"quick": told[0], "default": told[0] + told[1], "full": told[0] + told[1] + told[2]}
+    found = tuple(quick.split()), tuple(default.split()), tuple(full.split())
+    return {"quick": found[0], "default": found[0] + found[1], "full": found[0] + found[1] + found[2]}
 
 
 Worlds = dict[World, Expected]
@@ -365,9 +365,9 @@ VOLUMES = [
     of_volume("an empty volume", put.content(_B2ND, b""), "member.empty"),
     of_volume("no report", put.lacking("txt"), "sample.missing_member"),
     of_volume("no facts", put.lacking("json"), "sample.missing_member"),
-    of_volume("a negative spacing", put.told(lambda facts: facts.update(spacing_mm=[1, -1, 1])), "",
+    of_volume("a negative spacing", put.in_json(lambda facts: facts.update(spacing_mm=[1, -1, 1])), "",
               "member.undecodable", foreign=_NOTHING),
-    of_volume("a label that is no number", put.told(lambda facts: facts["labels"].update(nodule=None)), "",
+    of_volume("a label that is no number", put.in_json(lambda facts: facts["labels"].update(nodule=None)), "",
               "member.undecodable", foreign=_NOTHING),
     of_volume("a report that is not UTF-8", put.content("txt", b"\xff\xfe"), "", "member.undecodable"),
 ]  # fmt: skip
@@ -376,11 +376,11 @@ CHATS = [
     of_chat("no image of a turn", put.lacking("000.png", named=("000.png", "json")), "", "sample.missing_member", foreign=on("", "sample.missing_member")),
     of_chat("no messages", put.lacking("json"), "sample.missing_member"),
     of_chat("torn messages", put.content("json", b'{"messages": ['), "", "member.undecodable"),
-    of_chat("messages that do not alternate", put.told(lambda chat: chat["messages"][0].pop("assistant")), "",
+    of_chat("messages that do not alternate", put.in_json(lambda chat: chat["messages"][0].pop("assistant")), "",
             "member.undecodable", foreign=_NOTHING),
-    of_chat("an empty answer", put.told(lambda chat: chat["messages"][0].update(assistant="  ")), "",
+    of_chat("an empty answer", put.in_json(lambda chat: chat["messages"][0].update(assistant="  ")), "",
             "member.undecodable", foreign=_NOTHING),
-    of_chat("ratings of other turns", put.told(lambda chat: chat["ratings"].update(relevance=[5])), "",
+    of_chat("ratings of other turns", put.in_json(lambda chat: chat["ratings"].update(relevance=[5])), "",
             "member.undecodable", foreign=_NOTHING),
     of_chat("half an image of a turn", put.half("000.png"), "", "member.undecodable"),
     of_chat("HTML as an image of a turn", put.content("000.png", b"<html></html>", "000.jpg"), "", "member.undecodable"),

@@ -358,7 +358,7 @@ def image_of_another(samples: list[Sample], row: int) -> tuple[str, ...]:
     return ("png",)
 
 
-def told(change: Callable[[dict[str, Any]], object]) -> Inject:
+def in_json(change: Callable[[dict[str, Any]], object]) -> Inject:
     """Change what the sample's JSON says."""
 
     def of(samples: list[Sample], row: int) -> tuple[str, ...]:

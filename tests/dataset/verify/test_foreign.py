@@ -37,10 +37,10 @@ def members(first: int, count: int, prefix: str = "", names: str = "{:09d}") -> 
     found = []
     for number in range(first, first + count):
         key = prefix + names.format(number)
-        told = json.dumps({"caption": f"picture {number}", "status": "success", "key": key}).encode()
+        reported = json.dumps({"caption": f"picture {number}", "status": "success", "key": key}).encode()
         found += [
             (f"{key}.jpg", raw.png(number, kind="JPEG")),
-            (f"{key}.json", told),
+            (f"{key}.json", reported),
             (f"{key}.txt", f"picture {number}".encode()),
         ]
     return found
@@ -201,8 +201,8 @@ def test_sizes_beside_the_tars_are_compared(tmp_path: Path) -> None:
         ({"00004.tar": 5}, {"shard.missing"}),
         ({"00003.tar": None}, {"shard.extra"}),
     ):
-        told = {name: size for name, size in {**sizes, **change}.items() if size is not None}
-        (folder / "sizes.json").write_text(json.dumps(told))
+        found = {name: size for name, size in {**sizes, **change}.items() if size is not None}
+        (folder / "sizes.json").write_text(json.dumps(found))
         assert codes(folder) == expected, change
 
 
@@ -273,9 +273,9 @@ def test_the_command_ends_with_what_it_found(
         for options in ([], ["--quick"], ["--full"]):
             assert main(["verify", str(path), *options]) == code, (path, options)
             assert main(["verify", str(path), "--json", *options]) == code
-            told = json.loads(capsys.readouterr().out.splitlines()[-1])
-            assert told["ok"] is (code == 0)
-            assert bool(told["findings"]) is (code == 1)
+            printed = json.loads(capsys.readouterr().out.splitlines()[-1])
+            assert printed["ok"] is (code == 0)
+            assert bool(printed["findings"]) is (code == 1)
 
 
 @pytest.mark.parametrize("options", [[], ["--full"], ["--json"]])
@@ -287,7 +287,7 @@ def test_names_of_any_bytes_can_be_told(
     found = [member for member in members(0, 40, names=strange) if not member[0].endswith("007.txt")]
     (tmp_path / "all.tar").write_bytes(tar_bytes(found, tarfile.GNU_FORMAT))
     assert main(["verify", str(tmp_path / "all.tar"), *options]) == 1
-    told = capsys.readouterr().out
-    assert "sample.missing_member" in told and "007" in told
-    assert "\x1b[31m" not in told
-    told.encode()
+    printed = capsys.readouterr().out
+    assert "sample.missing_member" in printed and "007" in printed
+    assert "\x1b[31m" not in printed
+    printed.encode()

@@ -320,8 +320,8 @@ def _long_name(file: Any) -> None:
 
 def _extended(file: Any) -> None:
     """Every second header tells about the next one, and nothing else is there."""
-    told = _pax(_record("comment", "x"))
-    file.write(told * 100_000 + END)
+    found = _pax(_record("comment", "x"))
+    file.write(found * 100_000 + END)
 
 
 def _broken(file: Any) -> None:

@@ -50,7 +50,7 @@ def write_tar(path: Path, keys: list[str]) -> None:
         writer.finish()
 
 
-def told(keys: dict[str, list[str]]) -> list[tuple[str, str, str]]:
+def duplicates(keys: dict[str, list[str]]) -> list[tuple[str, str, str]]:
     with closing(SampleKeys()) as one:
         for shard in sorted(keys, reverse=True):
             one.add(shard, dict.fromkeys(keys[shard]), ())
@@ -59,7 +59,7 @@ def told(keys: dict[str, list[str]]) -> list[tuple[str, str, str]]:
 
 def test_the_later_shard_has_the_duplicate() -> None:
     keys = {"a": ["x", "y"], "b": ["z", "x"], "c": ["x", "z", "w"]}
-    assert told(keys) == [("b", "x", "a"), ("c", "x", "a"), ("c", "z", "b")]
+    assert duplicates(keys) == [("b", "x", "a"), ("c", "x", "a"), ("c", "z", "b")]
 
 
 def test_a_folder_twice_is_counted_whole(tmp_path: Path) -> None:
@@ -200,23 +200,23 @@ def test_init_sees_that_members_stand_apart(
 def test_what_is_not_listed_is_counted_on_the_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_apart(tmp_path / "0.tar", range(40))
     write_apart(tmp_path / "1.tar", range(40, 80))
-    told = list(report_lines(verify(tmp_path), "x", "default", "1 s"))
-    assert Counter(line.split()[2] for line in told if line.startswith("✗ sample")) == {
+    found = list(report_lines(verify(tmp_path), "x", "default", "1 s"))
+    assert Counter(line.split()[2] for line in found if line.startswith("✗ sample")) == {
         "0.tar": 5,
         "1.tar": 5,
     }
-    assert told[-2:] == [
+    assert found[-2:] == [
         "… sample.split_members: 70 more; --json lists all",
         "✗ 80 findings in 2 shards, 1 s",
     ]
     monkeypatch.setattr(report, "LISTED", 30)
     monkeypatch.setattr(report, "MOST", 30)
-    told = list(report_lines(verify(tmp_path), "x", "default", "1 s"))
-    assert told[-2:] == [
+    found = list(report_lines(verify(tmp_path), "x", "default", "1 s"))
+    assert found[-2:] == [
         "… sample.split_members: 70 more; --json lists 35 of 80",
         "✗ 80 findings in 2 shards, 1 s",
     ]
-    assert not any("and_more" in line for line in told)
+    assert not any("and_more" in line for line in found)
 
 
 def test_a_sample_of_others_that_lacks_two_members_is_told_of_once(tmp_path: Path) -> None:
