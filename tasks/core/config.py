@@ -212,7 +212,7 @@ def _is_branch(part: Any) -> bool:
 
 
 def _reason(mistakes: Sequence[Any]) -> str:
-    """Return what one value must be instead, from its mistakes: one for each type that its key allows. A mistake
+    """Return what one value must be instead, from its mistakes: one for each type that its key allows. One
     about something else than the type comes from the type that fits, and is the only one to mend."""
     kinds = list(dict.fromkeys(kind for mistake in mistakes if (kind := _kind(mistake))))
     others = list(dict.fromkeys(_other_reason(mistake) for mistake in mistakes if not _kind(mistake)))

@@ -61,7 +61,7 @@ class PassedOver:
 
 @dataclass
 class Budget:
-    """How many samples may be passed over in an epoch of `samples` positions: more than `most` are an error."""
+    """How many samples may be passed over in an epoch of `samples` positions: at most `most`."""
 
     name: str
     samples: int
