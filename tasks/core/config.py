@@ -1,52 +1,30 @@
 """Reads a config file and reports what is wrong with it in one line; writes one that is complete.
 
 OmegaConf reads the YAML, resolves interpolations and applies `--set` overrides; the models in
-`tasks.core.schema` check the values; this module turns their errors into the key, the reason and the fix.
+`tasks.core.schema` check the values; `tasks.core.mistakes` turns their errors into key, reason and fix.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-import types
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 
-from tasks.core.errors import UsageError, first_line, instead, list_mistakes
+from tasks.core.errors import UsageError, first_line, list_mistakes
+from tasks.core.mistakes import describe_mistakes
 from tasks.core.schema import Config
-from tasks.core.schema.dataset import MODALITIES_OF
 from tasks.core.schema.source import TABLES
 
 FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 PAIR = re.compile(r"[^=\s]+=")
 """Matches the start of an override: a key of the config and the equals sign."""
-LONGEST_KEY = 60
-"""The most characters of a key that an error shows."""
-UNKNOWN_KIND = ("union_tag_invalid", "union_tag_not_found")
-ABOUT_A_KEY = ("extra_forbidden", "missing")
-"""Errors whose location ends with a key, whatever it looks like."""
-WITHOUT_VALUE = {*ABOUT_A_KEY, *UNKNOWN_KIND, "value_error"}
-"""Errors that are not about the value, or whose message contains it."""
-KINDS = {
-    "int": "an integer",
-    "float": "a number",
-    "bool": "true or false",
-    "string": "a text",
-    "list": "a list",
-    "tuple": "a list",
-    "dict": "a block of keys",
-    "model": "a block of keys",
-    "none": "null",
-}
-"""Kinds of values as messages name them, by the first word of pydantic's error type."""
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -97,7 +75,7 @@ def validate(values: Any, origin: str) -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise UsageError(_worded(error, origin)) from None
+        raise UsageError(f"{origin}: {list_mistakes(describe_mistakes(error, Config))}") from None
 
 
 def differing_keys(one: Mapping[str, Any], other: Mapping[str, Any], above: str = "") -> list[str]:
@@ -182,85 +160,3 @@ def require_pair(override: str) -> None:
     """Raise UsageError for an override that is not KEY=VALUE."""
     if not PAIR.match(override):
         raise UsageError(f"--set {override}: needs KEY=VALUE, such as --set train.lr=1e-4")
-
-
-def _worded(error: ValidationError, origin: str) -> str:
-    """Return one line with each wrong key and its reasons."""
-    mistakes: dict[str, list[Any]] = {}
-    for mistake in error.errors(include_url=False):
-        mistakes.setdefault(_key(mistake), []).append(mistake)
-    lines = [(f"{key}: " if key else "") + _reason(alike) for key, alike in mistakes.items()]
-    return f"{origin}: {list_mistakes(lines)}"
-
-
-def _key(mistake: Any) -> str:
-    """Return the dotted key as it is written in the file."""
-    *above, last = mistake["loc"] or [None]
-    parts = [str(part) for part in above if not _is_branch(part)]
-    if last is not None and (mistake["type"] in ABOUT_A_KEY or not _is_branch(last)):
-        parts.append(str(last))
-    if mistake["type"] in UNKNOWN_KIND:
-        parts.append("kind")
-    return shorten(".".join(parts), LONGEST_KEY, placeholder="…")
-
-
-def _is_branch(part: Any) -> bool:
-    """Whether this part of a pydantic location names a branch of a union and not a key of the file."""
-    return isinstance(part, str) and (
-        part in (*MODALITIES_OF, "str", "bool", "int", "float") or "[" in part or "-" in part
-    )
-
-
-def _reason(mistakes: Sequence[Any]) -> str:
-    """Return what one value must be instead, from its mistakes: one for each type that its key allows. One
-    about something else than the type comes from the type that fits, and is the only one to mend."""
-    kinds = list(dict.fromkeys(kind for mistake in mistakes if (kind := _kind(mistake))))
-    others = list(dict.fromkeys(_other_reason(mistake) for mistake in mistakes if not _kind(mistake)))
-    named = " or ".join(filter(None, [", ".join(kinds[:-1]), *kinds[-1:]]))
-    reason = " or ".join(others) or f"must be {named}"
-    value = mistakes[0]["input"]
-    is_shown = isinstance(value, str | int | float) and mistakes[0]["type"] not in WITHOUT_VALUE
-    return f"{reason}, not {value!r}" if is_shown else reason
-
-
-def _kind(mistake: Any) -> str | None:
-    """Return the kind of value that was expected; None for a mistake about something else."""
-    if mistake["type"] == "literal_error":
-        return str(mistake["ctx"]["expected"])
-    of, _, problem = mistake["type"].partition("_")
-    return KINDS.get(of) if problem in ("type", "parsing", "from_float", "required") else None
-
-
-def _other_reason(mistake: Any) -> str:
-    if mistake["type"] == "extra_forbidden":
-        return f"unknown key; {instead(str(mistake['loc'][-1]), _known_keys(mistake['loc']))}"
-    if mistake["type"] == "missing":
-        return "is required and missing"
-    if mistake["type"] in UNKNOWN_KIND:
-        given = str(mistake["ctx"].get("tag", ""))
-        shown = f"no source is of kind {given!r}" if given else "is required and missing"
-        return f"{shown}; {instead(given, list(MODALITIES_OF))}"
-    message = str(mistake["msg"]).removeprefix("Value error, ")
-    return message.replace("Input should", "must").replace("String should", "must")
-
-
-def _known_keys(location: Sequence[Any]) -> list[str]:
-    """Return the keys of the block that holds the location's last part."""
-    blocks: list[type[BaseModel]] = [Config]
-    for part in location[:-1]:
-        within = [block.model_fields[part].annotation for block in blocks if part in block.model_fields]
-        if within:
-            blocks = [block for annotation in within for block in _models_in(annotation)]
-        elif isinstance(part, str):  # the kind selects the branch of a union
-            blocks = [
-                block for block in blocks if part in typing.get_args(block.model_fields["kind"].annotation)
-            ]
-    return [name for block in blocks for name in block.model_fields]
-
-
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is not None:
-        return [model for part in typing.get_args(annotation) for model in _models_in(part)]
-    return []

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pydantic import ValidationError
 
 from tasks.core.errors import UsageError, instead, list_mistakes
+from tasks.core.mistakes import describe_mistakes
 from tasks.core.schema import Config, TaskSpec
 from tasks.evaluation.command import CommandEvaluator
 from tasks.evaluation.contract import Evaluator, Members
@@ -96,8 +97,5 @@ def load_evaluator(task: TaskSpec) -> Evaluator:
     try:
         return kind(**task.arguments)
     except ValidationError as error:
-        mistakes = [
-            recipes.describe_mistake(one, kind.model_fields, noun="argument")
-            for one in error.errors(include_url=False)
-        ]
-        raise UsageError(f"evaluate.tasks: {task.name}: {list_mistakes(mistakes)}") from None
+        mistakes = list_mistakes(describe_mistakes(error, kind, noun="argument"))
+        raise UsageError(f"evaluate.tasks: {task.name}: {mistakes}") from None

@@ -12,9 +12,9 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 
 from tasks.core.errors import UsageError, instead, list_mistakes
+from tasks.core.mistakes import describe_mistakes
 from tasks.core.schema import Train
 from tasks.core.schema.block import Block
 from tasks.core.schema.recipes import RECIPES
@@ -122,11 +122,7 @@ def check_recipe(train: Train) -> Options:
     try:
         options = kind.model_validate(train.model)
     except ValidationError as error:
-        mistakes = [
-            describe_mistake(one, kind.model_fields, ("train", "model"))
-            for one in error.errors(include_url=False)
-        ]
-        raise UsageError(list_mistakes(mistakes)) from None
+        raise UsageError(list_mistakes(describe_mistakes(error, kind, ("train", "model")))) from None
     _check_parts(train, kind.parts)
     if train.pack is not None and not kind.packs:
         raise UsageError(f"train.pack: has no effect with recipe {train.recipe}; take it out")
@@ -171,18 +167,3 @@ def _check_parts(train: Train, parts: Sequence[str]) -> None:
         missing = [part for part in trained if part not in given]
         if key != "freeze" and missing:
             raise UsageError(f"train.{key}: names parts of the model but lacks {', '.join(missing)}")
-
-
-def describe_mistake(
-    mistake: Mapping[str, Any], fields: Mapping[str, FieldInfo], prefix: Sequence[str] = (), noun: str = "key"
-) -> str:
-    """Word an error of pydantic as one line that names the key, below the keys of `prefix`, and the fix."""
-    key = ".".join(map(str, (*prefix, *mistake["loc"])))
-    match mistake["type"]:
-        case "extra_forbidden":
-            return f"{key}: unknown {noun}; {instead(str(mistake['loc'][-1]), list(fields))}"
-        case "missing":
-            return f"{key}: is required: {fields[str(mistake['loc'][0])].description}"
-        case "value_error":
-            return f"{key}: {mistake['ctx']['error']}"
-    return f"{key}: {str(mistake['msg']).replace('Input should', 'must')}, not {mistake['input']!r}"

@@ -158,7 +158,9 @@ def test_a_tilde_is_the_users_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_missing_key_is_named() -> None:
     message = complaint("dataset.source={kind: table, image: file, caption: caption}")
-    assert message.startswith("dataset.source.path: is required and missing")
+    assert message.startswith(
+        "dataset.source.path: is required: A file, a folder with all tables below it, or a pattern"
+    )
 
 
 def test_files_that_are_no_config(tmp_path: Path) -> None:

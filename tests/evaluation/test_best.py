@@ -91,7 +91,7 @@ def test_without_a_metric_the_lowest_validation_loss_chooses(tmp_path: Path) -> 
         ("zero_shot_top", "no task of evaluate.tasks gives 'zero_shot_top'; did you mean zero_shot_top1?"),
         ("top1", "no task of evaluate.tasks gives 'top1'; did you mean zero_shot_top1?"),
         ("retrieval_image_to_text_R@1", "no task .* gives 'retrieval_image_to_text_R@1'; "),
-        ("{mode: max}", "metric: is required and missing"),
+        ("{mode: max}", "metric: is required: Name of the metric"),
         ("{metric: zero_shot_top1, mode: high}", "mode: must be 'max' or 'min', not 'high'"),
     ],
 )
