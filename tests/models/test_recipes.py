@@ -202,5 +202,5 @@ def test_a_wrong_name_is_told_without_torch() -> None:
 def test_an_editor_and_the_config_know_whatever_stands_in_the_table(name: str) -> None:
     assert name in configs.json_schema()["$defs"]["Train"]["properties"]["recipe"]["enum"]
     assert train_block(name).recipe == name
-    with pytest.raises(ValueError, match=f"should be 'clip' or .*'{lengths.NAME}'"):
+    with pytest.raises(ValueError, match=f"must be 'clip' or .*'{lengths.NAME}'"):
         train_block("futurist", name="x")
