@@ -23,7 +23,7 @@ os.environ.setdefault(
 ROOT = Path(__file__).parents[1]
 STARTS_LOADERS = {"loader", "training", "diagnosis"}
 FIRST = (
-    *(f"system/test_{name}.py" for name in ("taking_up", "control", "automations", "display", "outages")),
+    *(f"system/test_{name}.py" for name in ("taking_up", "control", "automations", "runs", "outages")),
     *("stalls/", "system/test_several_ranks.py"),
     *("pipeline/", "supervision/", "training/", "dataset/verify/test_matrix.py"),
 )
