@@ -48,7 +48,13 @@ def describe_mistakes(
     mistakes: dict[str, list[Any]] = {}
     for mistake in error.errors(include_url=False):
         mistakes.setdefault(_key(mistake, prefix), []).append(mistake)
-    return [(f"{key}: " if key else "") + _reason(alike, block, noun) for key, alike in mistakes.items()]
+    # Where a number is allowed too, a block in which a key is wrong is also no number: only the key counts.
+    blocks = {key for key in mistakes if any(other.startswith(f"{key}.") for other in mistakes)}
+    return [
+        (f"{key}: " if key else "") + _reason(alike, block, noun)
+        for key, alike in mistakes.items()
+        if key not in blocks or not all(map(_kind, alike))
+    ]
 
 
 def _key(mistake: Any, prefix: Sequence[str]) -> str:
@@ -72,13 +78,15 @@ def _is_branch(part: Any) -> bool:
 def _reason(mistakes: Sequence[Any], block: type[BaseModel], noun: str) -> str:
     """Return what one value must be instead, from its mistakes: one for each type that its key allows. One
     about something else than the type comes from the type that fits, and is the only one to mend."""
-    kinds = list(dict.fromkeys(kind for mistake in mistakes if (kind := _kind(mistake))))
-    others = list(dict.fromkeys(_other_reason(one, block, noun) for one in mistakes if not _kind(one)))
-    named = " or ".join(filter(None, [", ".join(kinds[:-1]), *kinds[-1:]]))
-    reason = " or ".join(others) or f"must be {named}"
+    others = [mistake for mistake in mistakes if _kind(mistake) is None]
+    if others:
+        reason = " or ".join(dict.fromkeys(_other_reason(one, block, noun) for one in others))
+    else:
+        *kinds, last = dict.fromkeys(_kind(mistake) or "" for mistake in mistakes)
+        reason = f"must be {', '.join(kinds)} or {last}" if kinds else f"must be {last}"
     value = mistakes[0]["input"]
-    is_shown = isinstance(value, str | int | float) and mistakes[0]["type"] not in WITHOUT_VALUE
-    return f"{reason}, not {value!r}" if is_shown else reason
+    names_it = any(mistake["type"] in WITHOUT_VALUE for mistake in mistakes)
+    return reason if names_it or not isinstance(value, str | int | float) else f"{reason}, not {value!r}"
 
 
 def _kind(mistake: Any) -> str | None:
@@ -86,7 +94,8 @@ def _kind(mistake: Any) -> str | None:
     if mistake["type"] == "literal_error":
         return str(mistake["ctx"]["expected"])
     of, _, problem = mistake["type"].partition("_")
-    return KINDS.get(of) if problem in ("type", "parsing", "from_float", "required") else None
+    is_kind = problem in ("type", "attributes_type", "parsing", "from_float", "required")
+    return KINDS.get(of) if is_kind else None
 
 
 def _other_reason(mistake: Any, block: type[BaseModel], noun: str) -> str:
@@ -111,8 +120,10 @@ def _fields(location: Sequence[Any], block: type[BaseModel]) -> dict[str, FieldI
         within = [one.model_fields[part].annotation for one in blocks if part in one.model_fields]
         if within:
             blocks = [model for annotation in within for model in _models_in(annotation)]
-        elif isinstance(part, str):  # the kind selects the branch of a union
-            blocks = [one for one in blocks if part in typing.get_args(one.model_fields["kind"].annotation)]
+        elif isinstance(part, str):  # the branch of a union, where the key `kind` selects it
+            fields = [(one, one.model_fields.get("kind")) for one in blocks]
+            chosen = [one for one, kind in fields if kind and part in typing.get_args(kind.annotation)]
+            blocks = chosen or blocks
     return {name: field for one in blocks for name, field in one.model_fields.items()}
 
 

@@ -78,6 +78,7 @@ def test_a_dumped_config_is_read_back_as_it_stands(tmp_path: Path) -> None:
         ("train.lr=${", "--set train.lr=${: what follows the = is no valid YAML: no viable alternative"),
         ("train.lr=-1", "train.lr: must be greater than 0, not -1"),
         ("train.lr=abc", "train.lr: must be a number or a block of keys, not 'abc'"),
+        ("dataset.source=[table]", "dataset.source: must be a block of keys"),
         ("train.lr=.inf", "train.lr: must be a finite number, not inf"),
         ("train.weight_decay=.inf", "train.weight_decay: must be a finite number, not inf"),
         (f"train.seed={1 << 64}", f"train.seed: must be less than {1 << 63}, not {1 << 64}"),
@@ -273,6 +274,11 @@ def test_the_printed_schema_refuses_what_the_loader_refuses(
     key, _, value = override.partition("=")
     OmegaConf.update(values, key, yaml.safe_load(value), merge=False, force_add=True)
     assert not schema.is_valid(OmegaConf.to_container(values))
+
+
+def test_a_wrong_key_within_a_block_is_the_only_mistake() -> None:
+    """The learning rate may be a number too, which a block is not."""
+    assert complaint("train.lr={vision: x}") == "train.lr.vision: must be a number, not 'x'"
 
 
 def test_a_recipe_that_does_not_exist_is_one_line() -> None:

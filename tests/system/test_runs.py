@@ -433,7 +433,7 @@ def test_a_run_leaves_its_page(one_click: Watched, api: Api, project: Path) -> N
     assert {"progress", "table", "markdown"} <= kinds
 
 
-def test_orchestration_costs_seconds(
+def test_orchestration_of_a_terminals_run_costs_seconds(
     one_click: Watched, run: Run, api: Api, record_property: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Another run from the terminal on the same server: all that is not a stage's own time is overhead."""
