@@ -13,8 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows.cli import main
-from tasks.dataset import versions
-from tasks.dataset.building.builder import build
 from tasks.dataset.sources import open_sources
 from tasks.dataset.verify.scan import ShardTask
 from tasks.dataset.verify.shard import check_shard
@@ -254,22 +252,13 @@ def test_verify_and_the_source_of_tars_read_alike(name: str, tmp_path: Path) -> 
     assert {item.original_key for item in items if item.fault and item.fault[0] == "archive.unsafe"} == unsafe
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dataset")
-    raw.pictures(folder / "raw", 40)
-    result = build(raw.config(folder / "raw", folder / "out"))
-    versions.publish(folder / "out", result.version, 3)
-    return folder / "out"
-
-
 def test_the_command_ends_with_what_it_found(
-    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     foreign = in_folder(tmp_path / "foreign")
     broken = in_folder(tmp_path / "broken")
     (broken / "00002.tar").write_bytes((broken / "00002.tar").read_bytes()[:3000])
-    for path, code in ((dataset, 0), (foreign, 0), (f"{foreign}/{{00000..00003}}.tar", 0), (broken, 1)):
+    for path, code in ((sound, 0), (foreign, 0), (f"{foreign}/{{00000..00003}}.tar", 0), (broken, 1)):
         for options in ([], ["--quick"], ["--full"]):
             assert main(["verify", str(path), *options]) == code, (path, options)
             assert main(["verify", str(path), "--json", *options]) == code

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.dataset.building.builder import build
 from tasks.dataset.formats import checks
 from tasks.dataset.formats.checks import CHECKS
 from tasks.dataset.tar.format import END, header
@@ -394,12 +393,6 @@ def without_privilege() -> Iterator[None]:
         yield
     finally:
         assert libc.capset(ctypes.byref(head), held) == 0
-
-
-@pytest.fixture
-def version(tmp_path: Path) -> Path:
-    raw.pictures(tmp_path / "raw", 60)
-    return build(raw.config(tmp_path / "raw", tmp_path / "out", splits={"val": 0.3})).version
 
 
 @contextlib.contextmanager

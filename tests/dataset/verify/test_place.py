@@ -26,26 +26,11 @@ LEVELS = ("quick", "default", "full")
 MEMBERS = {"png": raw.png(0), "txt": b"a caption", "json": b"{}"}
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("made")
-    raw.pictures(folder / "raw", 120)
-    result = build(raw.config(folder / "raw", folder / "out", splits={"val": 0.25}))
-    versions.publish(folder / "out", result.version, 3)
-    return folder / "out"
-
-
 @pytest.fixture
-def dataset(made: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(made, tmp_path / "out", symlinks=True))
-
-
-@pytest.fixture
-def tars(made: Path, tmp_path: Path) -> Path:
+def tars(version: Path) -> Path:
     """Nothing but the tars of a version."""
-    folder = Path(shutil.copytree(versions.resolve(made), tmp_path / "tars"))
-    make_foreign(folder)
-    return folder
+    make_foreign(version)
+    return version
 
 
 def write_tar(path: Path, keys: list[str], members: dict[str, bytes] = MEMBERS) -> None:

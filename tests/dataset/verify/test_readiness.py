@@ -5,19 +5,15 @@ from pathlib import Path
 import pytest
 
 from tasks.dataset import quarantine, versions
-from tasks.dataset.building.builder import build
 from tasks.dataset.index import read_index
 from tasks.dataset.quarantine import Quarantined
 from tasks.dataset.verify.verifier import BadSample, verify, verify_version
-from tests.dataset import raw
 
 
 @pytest.fixture
-def version(tmp_path: Path) -> Path:
-    raw.pictures(tmp_path / "raw", 60)
-    result = build(raw.config(tmp_path / "raw", tmp_path / "out"))
-    versions.publish(tmp_path / "out", result.version, 3)
-    return result.version
+def version(dataset: Path) -> Path:
+    """The version in its dataset."""
+    return versions.resolve(dataset)
 
 
 def spoil(version: Path, row: int) -> None:

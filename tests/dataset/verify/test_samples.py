@@ -16,7 +16,6 @@ import pytest
 from flows.cli import main
 from flows.commands.soundness import report_lines
 from tasks.dataset import quarantine
-from tasks.dataset.building.builder import build
 from tasks.dataset.tar.format import END
 from tasks.dataset.tar.writer import ShardWriter
 from tasks.dataset.verify import findings as report
@@ -27,19 +26,6 @@ from tests.dataset.raw import shards
 from tests.dataset.tampering import flip
 
 MEMBERS = {"png": raw.png(0), "txt": b"a caption", "json": b"{}"}
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("made")
-    raw.pictures(folder / "raw", 120)
-    config = raw.config(folder / "raw", folder / "out", splits={"val": 0.25})
-    return build(config).version.rename(folder / "made")
-
-
-@pytest.fixture
-def version(made: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(made, tmp_path / "version"))
 
 
 def write_tar(path: Path, keys: list[str]) -> None:

@@ -4,7 +4,6 @@ import json
 import os
 import random
 import resource
-import shutil
 import struct
 from collections import Counter
 from collections.abc import Callable
@@ -17,29 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.core.findings import Finding
-from tasks.dataset.building.builder import build
 from tasks.dataset.index import INDEX
 from tasks.dataset.verify.verifier import verify
-from tests.dataset import raw
 from tests.dataset.tampering import flip
 
 FILES = ("manifest.json", "shards.parquet", "rejects.parquet", "inputs.arrow", "index/train.npy", "samples/val.parquet", "val/sizes.json", "build.json")  # fmt: skip
 FLIPS = 16
 NONSENSE = 10
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("made")
-    raw.pictures(folder / "raw", 120)
-    return build(raw.config(folder / "raw", folder / "out", splits={"val": 0.25})).version.rename(
-        folder / "made"
-    )
-
-
-@pytest.fixture
-def version(made: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(made, tmp_path / "version"))
 
 
 def found(path: Path, level: Any = "quick") -> list[Finding]:

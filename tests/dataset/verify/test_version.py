@@ -1,6 +1,5 @@
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,38 +11,21 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.core.errors import UsageError
-from tasks.core.files import blake3_file
 from tasks.core.findings import Finding
 from tasks.dataset import versions
-from tasks.dataset.building.builder import build
-from tasks.dataset.index import INDEX, read_index
-from tasks.dataset.manifest import SplitSummary, content_digest
+from tasks.dataset.index import read_index
 from tasks.dataset.tar.writer import ShardWriter
 from tasks.dataset.verify import examination
 from tasks.dataset.verify.verifier import verify
-from tests.dataset import raw
-from tests.dataset.tampering import record
+from tests.dataset import raw, tampering
+from tests.dataset.tampering import flip, record
 
 SHARD = "train/000001.tar"
 
 
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sound")
-    raw.pictures(folder / "raw", 120)
-    result = build(raw.config(folder / "raw", folder / "out"))
-    versions.publish(folder / "out", result.version, 3)
-    return folder / "out"
-
-
-@pytest.fixture
-def dataset(sound: Path, tmp_path: Path) -> Path:
-    """A copy that may be damaged."""
-    return Path(shutil.copytree(sound, tmp_path / "out", symlinks=True))
-
-
 @pytest.fixture
 def version(dataset: Path) -> Path:
+    """The version in its dataset."""
     return versions.resolve(dataset)
 
 
@@ -55,14 +37,6 @@ def find(path: Path, code: str, level: Any = "default") -> Finding:
     found = [finding for finding in verify(path, level).findings if finding.code == code]
     assert len(found) == 1, f"{code} should be reported once, not {len(found)} times"
     return found[0]
-
-
-def flip(path: Path, offset: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)
-        file.seek(offset)
-        file.write(bytes([byte[0] ^ 0x40]))
 
 
 @pytest.mark.parametrize("level", ["quick", "default", "full"])
@@ -143,45 +117,15 @@ def test_an_index_with_a_wrong_checksum(version: Path) -> None:
         assert codes(version, "quick") == {"manifest.invalid", "index.mismatch"}
 
 
-def forge(version: Path, samples: list[tuple[str, dict[str, bytes]]], extra: bytes = b"") -> None:
+def forge(version: Path, samples: list[tuple[str, dict[str, bytes]]]) -> None:
     """Replace the dataset by one shard of these samples, with tables that agree with it."""
-    for path in [
-        *version.glob("*/*.tar"),
-        *version.glob("*/sizes.json"),
-        *version.glob("samples/*"),
-        *version.glob("index/*"),
-    ]:
+    for path in [*version.glob("*/*.tar"), *version.glob("*/val*"), version / "val/sizes.json"]:
         path.unlink()
-    path = version / "train" / "000000.tar"
-    with ShardWriter(path) as writer:
-        spans = [writer.add(key, members) for key, members in samples]
+    with ShardWriter(version / "train" / "000000.tar") as writer:
+        for key, members in samples:
+            writer.add(key, members)
         writer.finish()
-    path.write_bytes(path.read_bytes() + extra)
-    blake3, size = blake3_file(path), path.stat().st_size
-    index = np.array([(0, span.offset, span.length, span.crc32c) for span in spans], INDEX)
-    np.save(version / "index" / "train.npy", index)
-    keys = [key for key, _ in samples]
-    rows = {"key": keys, "original_key": keys, "shard": [0] * len(keys), "row": list(range(len(keys)))}
-    pq.write_table(pa.table(rows), version / "samples" / "train.parquet")
-    (version / "train" / "sizes.json").write_text(json.dumps({"000000.tar": len(keys)}))
-    shard = {
-        "name": "train/000000.tar",
-        "split": "train",
-        "blake3": blake3,
-        "bytes": size,
-        "samples": len(keys),
-        "input_digest": "0" * 64,
-    }
-    pq.write_table(pa.Table.from_pylist([shard]), version / "shards.parquet")
-    manifest = versions.read_manifest(version)
-    update = {
-        "splits": {"train": SplitSummary(shards=1, samples=len(keys), bytes=size)},
-        "digest": content_digest([("train/000000.tar", blake3)]),
-        "read": len(keys),
-        "accepted": len(keys),
-    }
-    (version / "manifest.json").write_bytes(manifest.model_copy(update=update).to_bytes())
-    record(version)
+    tampering.forge(version)
 
 
 GOOD = {"png": raw.png(0), "txt": b"a caption", "json": b"{}"}
