@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +99,16 @@ class Built:
     def repair(self, **options: Any) -> Repaired:
         return repair(self.dataset, **options)
 
+    def another(self) -> Path:
+        """A second version, of another picture; the source is then as it was again."""
+        picture = Path(self.config.dataset.all_sources[0].path).with_name("0007.png")
+        data, times = picture.read_bytes(), picture.stat()
+        picture.write_bytes(raw.png(7007))
+        other = publish(self.config).version
+        picture.write_bytes(data)
+        os.utime(picture, ns=(times.st_atime_ns, times.st_mtime_ns))
+        return other
+
     def check(self, damaged: Iterable[Path] = (), left: Iterable[str] = ("current", "versions")) -> None:
         """The version is as it was built, in place; tars that were not damaged have not been touched."""
         assert raw.contents(self.version, without=("build.json",)) == self.whole
@@ -136,7 +145,3 @@ def small(config: Config, samples: int = 1) -> Config:
     """The config with so many samples to a shard, all in one split."""
     changes = {"shard": ShardRules(samples=samples), "splits": Splits()}
     return config.model_copy(update={"dataset": config.dataset.model_copy(update=changes)})
-
-
-def move(source: Path, target: Path) -> None:
-    shutil.move(source, target)

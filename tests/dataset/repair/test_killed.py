@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks.core.files import blake3_file
 from tasks.dataset.repair.run import repair
 from tests.dataset import damage
 from tests.dataset.damage import Built
@@ -46,9 +47,7 @@ def test_sigkill_leaves_no_trace(tmp_path: Path, kills_s: tuple[float, ...]) -> 
     built.check(built.tars)
 
 
-def test_what_a_killed_repair_left_behind_does_no_harm(tmp_path: Path) -> None:
-    built = damage.pictures(tmp_path)
-    name = built.tar(0).name
+def test_what_a_killed_repair_left_behind_does_no_harm(built: Built) -> None:
     for folder in ("staging", "good", "tables/draft", "again/versions/0123456789ab", "again/staging"):
         (built.dataset / "repair" / folder).mkdir(parents=True)
     for torn in ("staging/catalogue.sqlite", "good/.1234", f"good/{'0' * 64}.tar", "again/staging/draft"):
@@ -57,14 +56,11 @@ def test_what_a_killed_repair_left_behind_does_no_harm(tmp_path: Path) -> None:
     damage.flip(built.tar(1))
     (built.version / "rejects.parquet").unlink()
     (built.version / "inputs.arrow").unlink()
-    assert built.repair().ok, name
+    assert built.repair().ok
     built.check(built.tars[:2])
 
 
-def test_a_shard_that_waits_for_its_place_is_taken_and_one_that_is_torn_is_not(tmp_path: Path) -> None:
-    from tasks.core.files import blake3_file
-
-    built = damage.pictures(tmp_path)
+def test_a_shard_that_waits_for_its_place_is_taken_and_one_that_is_torn_is_not(built: Built) -> None:
     good = built.dataset / "repair/good"
     good.mkdir(parents=True)
     built.tar(0).rename(good / f"{blake3_file(built.tar(0))}.tar")

@@ -19,11 +19,6 @@ from tests.dataset import damage, raw
 from tests.dataset.damage import Built
 
 
-@pytest.fixture
-def built(tmp_path: Path) -> Built:
-    return damage.pictures(tmp_path)
-
-
 def listed(built: Built) -> Sequence[Quarantined]:
     return quarantine.read_quarantine(built.dataset / quarantine.NAME)
 

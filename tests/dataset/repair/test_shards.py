@@ -55,11 +55,6 @@ SOURCES: dict[str, Callable[[Path], Config]] = {
 ONE_OF_EACH_KIND = ("table", "image folder", "nifti", "chat", "shards")
 
 
-@pytest.fixture
-def built(tmp_path: Path) -> Built:
-    return damage.pictures(tmp_path)
-
-
 @pytest.fixture(scope="module")
 def mended(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """For tests that leave it as it was."""
@@ -170,16 +165,14 @@ def test_what_is_extra_is_moved_and_never_deleted(built: Built) -> None:
     assert built.repair().moved["train/000099.tar"].read_bytes() == b"another"
 
 
-def another(built: Built) -> Path:
-    """A second version that shares most shards with the first."""
-    folder = built.config.dataset.source.path.rpartition("/")[0]
-    (Path(folder) / "0007.png").write_bytes(raw.png(7007))
-    return damage.publish(built.config).version
+def shared_with(built: Built, other: Path) -> Path:
+    """A tar that the other version has too, as most of them."""
+    return next(tar for tar in built.tars if (other / tar.relative_to(built.version)).samefile(tar))
 
 
 def test_a_sound_copy_in_another_version_is_linked(built: Built, tmp_path: Path) -> None:
-    other = another(built)
-    shared = next(tar for tar in built.tars if (other / tar.relative_to(built.version)).samefile(tar))
+    other = built.another()
+    shared = shared_with(built, other)
     copy = shared.with_name("copy")
     shutil.copy(shared, copy)
     copy.rename(shared)  # another file from now on
@@ -192,8 +185,8 @@ def test_a_sound_copy_in_another_version_is_linked(built: Built, tmp_path: Path)
 
 
 def test_damage_that_versions_share_is_mended_in_all(built: Built) -> None:
-    other = another(built)
-    shared = next(tar for tar in built.tars if (other / tar.relative_to(built.version)).samefile(tar))
+    other = built.another()
+    shared = shared_with(built, other)
     damage.flip(shared)
     gone = other / shared.relative_to(built.version)
     assert repair(built.version).ok

@@ -27,18 +27,11 @@ from tests.dataset.raw import chat, shards
 from tests.web import web_server
 
 
-@pytest.fixture
-def built(tmp_path: Path) -> Built:
-    return damage.pictures(tmp_path)
-
-
 def files_of(built: Built, tar: Path) -> list[str]:
     """The raw files of a shard's samples."""
-    batches = ArrowBatches(built.version / "inputs.arrow")
     name = tar.relative_to(built.version).as_posix()
-    tables = [batches[number] for number in range(len(batches))]
-    table: Any = pa.concat_tables(tables)
-    return [row["file"] for row in table.to_pylist() if row["tar"] == name]
+    rows = pa.concat_tables(ArrowBatches(built.version / "inputs.arrow")).to_pylist()
+    return [row["file"] for row in rows if row["tar"] == name]
 
 
 def failed(done: Repaired) -> Failed:

@@ -6,9 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from tasks.core.errors import UsageError
@@ -16,7 +14,6 @@ from tasks.core.files import read_json
 from tasks.dataset import versions
 from tasks.dataset.building.builder import is_up_to_date
 from tasks.dataset.repair.run import repair
-from tasks.dataset.tables import ArrowBatches, BatchWriter
 from tests.dataset import damage, raw
 from tests.dataset.damage import Built
 
@@ -30,11 +27,6 @@ TABLES = (
     "train/sizes.json",
 )
 SPOILT = ("flipped", "gone", "a folder")
-
-
-@pytest.fixture
-def built(tmp_path: Path) -> Built:
-    return damage.pictures(tmp_path)
 
 
 def rejecting(root: Path) -> Built:
@@ -128,8 +120,7 @@ def test_shards_are_repaired_without_inputs_and_source_of_the_rest(built: Built,
 
 def test_a_table_of_another_version_is_copied(built: Built, tmp_path: Path) -> None:
     rows = read_json(built.version / "build.json")["files"]
-    (tmp_path / "raw/0007.png").write_bytes(raw.png(7007))
-    other = damage.publish(built.config).version
+    other = built.another()
     shared = [
         name
         for name, stated in read_json(other / "build.json")["files"].items()
@@ -155,46 +146,23 @@ def test_a_lost_build_json_is_written_again_with_the_config(built: Built, name: 
     assert done.failed[0].reason.startswith("its config is lost: ") and WHY[name] in done.failed[0].reason
     assert built.repair(config=built.config).ok
     after = read_json(build)
-    assert {key: after[key] for key in ("files", "dataset", "name", "private", "filtered")} == {
-        key: before[key] for key in ("files", "dataset", "name", "private", "filtered")
-    }
+    for key in ("files", "dataset", "name", "private", "filtered"):
+        assert after[key] == before[key]
     assert is_up_to_date(built.config) == built.version
     damage.flip(built.tar(0))
     assert built.repair().ok, "the config is kept again"
     built.check([built.tar(0)])
 
 
-def another(built: Built, picture: Path) -> Path:
-    """A second version, of another picture; the source is then as it was again."""
-    data, times = picture.read_bytes(), picture.stat()
-    picture.write_bytes(raw.png(7007))
-    other = damage.publish(built.config).version
-    picture.write_bytes(data)
-    os.utime(picture, ns=(times.st_atime_ns, times.st_mtime_ns))
-    return other
-
-
-def test_a_lost_build_json_is_made_of_another_versions(built: Built, tmp_path: Path) -> None:
-    another(built, tmp_path / "raw/0007.png")
+def test_a_lost_build_json_is_made_of_another_versions(built: Built) -> None:
+    built.another()
     (built.version / "build.json").unlink()
     assert repair(built.version).ok
     assert read_json(built.version / "build.json")["dataset"]["output"] == str(built.dataset)
 
 
-def set_all(path: Path, name: str, value: Any) -> None:
-    """Write one value into a column of all batches."""
-    batches = ArrowBatches(path)
-    tables = [batches[number] for number in range(len(batches))]
-    path.unlink()
-    with BatchWriter(path, tables[0].schema) as writer:
-        for table in tables:
-            field = table.schema.field(name)
-            column = pa.repeat(pa.scalar(value, field.type), table.num_rows)
-            writer.write(table.set_column(table.schema.get_field_index(name), field, column))
-
-
-def test_a_repair_leaves_the_order_of_versions(built: Built, tmp_path: Path) -> None:
-    other = another(built, tmp_path / "raw/0007.png")
+def test_a_repair_leaves_the_order_of_versions(built: Built) -> None:
+    other = built.another()
     listed = versions.list_versions(built.dataset)
     os.truncate(built.version / "index/val.npy", 100)
     build = built.version / "build.json"
@@ -205,9 +173,9 @@ def test_a_repair_leaves_the_order_of_versions(built: Built, tmp_path: Path) -> 
     assert versions.list_versions(built.dataset) == listed and listed[0] == other
 
 
-def test_a_forged_table_is_not_believed(built: Built, tmp_path: Path) -> None:
+def test_a_forged_table_is_not_believed(built: Built) -> None:
     """Tables that agree with each other but not with the version's name are all made again."""
-    other = another(built, tmp_path / "raw/0007.png")
+    other = built.another()
     for name in ("manifest.json", "shards.parquet", "build.json"):
         shutil.copy(other / name, built.version / name)
     assert not repair(built.version).ok
