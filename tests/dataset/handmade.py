@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from tasks.dataset.index import INDEX
 from tasks.dataset.layout import index_name, shard_name
 from tasks.dataset.manifest import Manifest, SourceSummary, SplitSummary, content_digest
 from tasks.dataset.tables import write_table
-from tasks.dataset.tar.writer import ShardWriter
+from tasks.dataset.tar.writer import ShardWriter, Span
+from tests.dataset import raw
 
 Members = Mapping[str, bytes]
 FACTS: Mapping[str, Any] = {
@@ -33,6 +34,8 @@ FACTS: Mapping[str, Any] = {
     "output": "data",
 }
 """Of build.json, all but whether the data is private."""
+MEMBERS: Members = {"png": raw.png(0), "txt": b"a caption", "json": b"{}"}
+"""A sound sample."""
 REJECT_COLUMNS = ("key", "original_key", "reason", "detail", "source", "file")
 
 
@@ -98,30 +101,25 @@ def write_version(
     return version
 
 
+def write_shard(path: Path, samples: Iterable[tuple[str, Members]]) -> tuple[list[Span], str]:
+    """A tar as the build writes it, with the spans of its samples and its BLAKE3."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with ShardWriter(path) as writer:
+        return [writer.add(key, members) for key, members in samples], writer.finish()
+
+
 def _write_split(
     version: Path, split: str, samples: Sequence[tuple[str, Members]], shard: int
 ) -> list[dict[str, Any]]:
-    (version / split).mkdir()
     made = []
     index = np.zeros(len(samples), INDEX)
     for number, start in enumerate(range(0, len(samples), shard)):
         some = samples[start : start + shard]
         name = shard_name(split, number)
-        with ShardWriter(version / name) as writer:
-            for row, (key, members) in enumerate(some, start):
-                span = writer.add(key, members)
-                index[row] = (number, span.offset, span.length, span.crc32c)
-            blake3 = writer.finish()
-            made.append(
-                {
-                    "name": name,
-                    "split": split,
-                    "blake3": blake3,
-                    "bytes": writer.size_bytes,
-                    "samples": len(some),
-                    "input_digest": "0" * 64,
-                }
-            )
+        spans, blake3 = write_shard(version / name, some)
+        index[start : start + shard] = [(number, *span) for span in spans]
+        facts = {"bytes": (version / name).stat().st_size, "samples": len(some), "input_digest": "0" * 64}
+        made.append({"name": name, "split": split, "blake3": blake3, **facts})
     path = version / index_name(split)
     path.parent.mkdir(exist_ok=True)
     np.save(path, index)

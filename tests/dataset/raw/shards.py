@@ -100,7 +100,14 @@ def reinforcement(**changes: Any) -> dict[str, bytes]:
 END = bytes(1024)
 
 
-def entry(name: str, content: bytes, size: bytes | None = None, **header: Any) -> bytes:
+def pax_record(key: str, value: str) -> bytes:
+    """`LENGTH KEY=VALUE`, where LENGTH counts its own digits too."""
+    body = f" {key}={value}\n"
+    length = next(n for n in range(len(body), len(body) + 9) if len(str(n)) + len(body) == n)
+    return f"{length}{body}".encode()
+
+
+def entry(name: str, content: bytes = b"", size: bytes | None = None, **header: Any) -> bytes:
     """One member as a block of bytes; `size` replaces the field that tells it."""
     info = tarfile.TarInfo(name)
     info.size = len(content)

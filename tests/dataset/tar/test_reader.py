@@ -20,7 +20,7 @@ from tasks.dataset.tar.reader import (
     TarReader,
     group_samples,
 )
-from tests.dataset.raw.shards import END, entry, tar_bytes
+from tests.dataset.raw.shards import END, entry, pax_record, tar_bytes
 
 MEMBERS = [(f"{number:03d}.{suffix}", f"{number}{suffix}".encode()) for number in range(20) for suffix in ("json", "txt")]  # fmt: skip
 SOUND = b"".join(entry(*member) for member in MEMBERS)
@@ -43,12 +43,6 @@ def damage(found: list[Member | Gap | Cut]) -> list[str]:
 def grouped(data: bytes, **options: Any) -> list[StoredSample]:
     found = group_samples(TarReader(io.BytesIO(data)), **options)
     return [one for one in found if isinstance(one, StoredSample)]
-
-
-def record(key: str, value: str) -> bytes:
-    body = f" {key}={value}\n"
-    length = next(n for n in range(len(body), len(body) + 9) if len(str(n)) + len(body) == n)
-    return f"{length}{body}".encode()
 
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -75,8 +69,9 @@ def test_v7_headers_with_checksums_of_signed_bytes_are_followed() -> None:
 
 def test_global_records_and_names_of_sparse_files_count() -> None:
     """Shared by verify and by the source of tars, which read alike."""
-    of_all = entry("pax", record("size", "3") + record("path", "all.txt"), type=b"g")
-    of_one = entry("pax", record("GNU.sparse.name", "real.txt") + record("GNU.sparse.major", "1"), type=b"x")
+    of_all = entry("pax", pax_record("size", "3") + pax_record("path", "all.txt"), type=b"g")
+    sparse = pax_record("GNU.sparse.name", "real.txt") + pax_record("GNU.sparse.major", "1")
+    of_one = entry("pax", sparse, type=b"x")
     data = of_all + entry("a.txt", b"abc") + of_one + entry("GNUSparseFile.0/b.txt", b"abc") + END
     first, second = read(data, keeps=lambda member: True)
     assert isinstance(first, Member) and (first.name, first.content) == ("all.txt", b"abc")

@@ -19,7 +19,7 @@ from tasks.dataset.verify.shard import check_shard
 from tasks.dataset.verify.verifier import verify
 from tests.dataset import raw
 from tests.dataset.raw import shards
-from tests.dataset.raw.shards import END, entry, tar_bytes
+from tests.dataset.raw.shards import END, entry, pax_record, tar_bytes
 
 LEVELS = ("quick", "default", "full")
 LONG = "a_photograph_of_" + "many_things_" * 12
@@ -225,9 +225,7 @@ def test_a_cut_tar_says_how_much_is_gone_by_what_lies_beside_it(tmp_path: Path, 
 
 
 def pax(key: str, value: str, kind: bytes) -> bytes:
-    body = f" {key}={value}\n"
-    length = next(n for n in range(len(body), len(body) + 9) if len(str(n)) + len(body) == n)
-    return entry("pax", f"{length}{body}".encode(), type=kind)
+    return entry("pax", pax_record(key, value), type=kind)
 
 
 ODD_TARS = {

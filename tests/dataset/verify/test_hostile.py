@@ -29,7 +29,7 @@ from tasks.dataset.verify.scan import ShardTask
 from tasks.dataset.verify.shard import ShardResult, check_shard
 from tasks.dataset.verify.verifier import verify
 from tests.dataset import raw
-from tests.dataset.raw import shards
+from tests.dataset.raw.shards import entry, pax_record
 
 MOST_S = 20.0
 MOST_BYTES = 1 << 30
@@ -46,14 +46,14 @@ class Trap:
         return os.mkdir, (self.path,)
 
 
-def entry(name: str, content: bytes = b"", **options: Any) -> bytes:
-    return shards.entry(name, content, **options)
-
-
 def sample(key: str, **members: bytes) -> bytes:
     return b"".join(
         entry(f"{key}.{suffix.replace('_', '.')}", content) for suffix, content in members.items()
     )
+
+
+BEFORE, AFTER = (b"".join(sample(f"{n}", **GOOD) for n in numbers) for numbers in (range(20), range(20, 40)))
+"""Twenty sound samples each."""
 
 
 def most_memory() -> int:
@@ -132,9 +132,7 @@ PICKLES: dict[str, Callable[[Trap], bytes]] = {
 @pytest.mark.parametrize("decodes", [False, True])
 def test_no_pickle_is_executed(tmp_path: Path, suffix: str, decodes: bool) -> None:
     trap = Trap(tmp_path / "sprung")
-    content = PICKLES[suffix](trap)
-    data = b"".join(sample(f"{n}", **GOOD) for n in range(20)) + entry(f"20.{suffix}", content) + END
-    found = judged(tmp_path, data, decodes)
+    found = judged(tmp_path, BEFORE + entry(f"20.{suffix}", PICKLES[suffix](trap)) + END, decodes)
     is_by_name = suffix.endswith(("pyd", "pkl", "pickle"))
     is_seen = is_by_name or (decodes and suffix not in ("gz", "bin"))
     assert places_of(found, "member.unsafe" if is_by_name else "member.undecodable") == (
@@ -236,8 +234,7 @@ UNSAFE: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("decodes", [False, True])
 def test_unsafe_entries_are_named(tmp_path: Path, name: str, decodes: bool) -> None:
     options, oddity = UNSAFE[name]
-    around = [b"".join(sample(f"{n}", **GOOD) for n in numbers) for numbers in (range(20), range(20, 40))]
-    found = judged(tmp_path, around[0] + entry(name, **options) + around[1] + END, decodes)
+    found = judged(tmp_path, BEFORE + entry(name, **options) + AFTER + END, decodes)
     assert len(found.keys) == 41
     (fault,) = found.faults
     assert fault.code == "member.unsafe" and oddity in fault.evidence["problem"]
@@ -255,22 +252,16 @@ def _pax(records: bytes, size: int | None = None) -> bytes:
     return entry("pax", records, size=digits, type=b"x")
 
 
-def _record(key: str, value: str) -> bytes:
-    body = f" {key}={value}\n"
-    length = next(n for n in range(len(body), len(body) + 9) if len(str(n)) + len(body) == n)
-    return f"{length}{body}".encode()
-
-
 LIES: dict[str, tuple[bytes, set[str]]] = {
-    "a pax header of 1 GB": (_pax(_record("path", "b.txt"), 1 << 30), {"shard.truncated"}),
-    "a pax header of 2 MB": (_pax(_record("comment", "x" * (2 << 20))), {"shard.checksum"}),
+    "a pax header of 1 GB": (_pax(pax_record("path", "b.txt"), 1 << 30), {"shard.truncated"}),
+    "a pax header of 2 MB": (_pax(pax_record("comment", "x" * (2 << 20))), {"shard.checksum"}),
     "a torn pax header": (_pax(b"99 path=b.txt\n"), {"shard.checksum"}),
     "a pax header of another length than it says": (_pax(b"13 mtime=17\n"), {"shard.checksum"}),
     "a pax record of no length": (_pax(b"0 path=b.txt\n"), {"shard.checksum"}),
     "a pax header of nonsense": (_pax(b"\xff" * 700), {"shard.checksum"}),
-    "a size that is no number": (_pax(_record("size", "many")), {"shard.checksum"}),
-    "a size of many digits": (_pax(_record("size", "9" * 5000)), {"shard.checksum"}),
-    "a size beyond the file": (_pax(_record("size", "9" * 18)), {"shard.truncated"}),
+    "a size that is no number": (_pax(pax_record("size", "many")), {"shard.checksum"}),
+    "a size of many digits": (_pax(pax_record("size", "9" * 5000)), {"shard.checksum"}),
+    "a size beyond the file": (_pax(pax_record("size", "9" * 18)), {"shard.truncated"}),
     "a long name of 1 GB": (entry("long", b"x", size=b"%011o\0" % (1 << 30), type=b"L"), {"shard.truncated"}),
     "a negative size": (entry("b.txt", size=b"\xff" * 12), {"shard.checksum"}),
     "a huge size": (entry("b.txt", size=b"\x80" + b"\x7f" * 11), {"shard.truncated"}),
@@ -286,8 +277,7 @@ LIES: dict[str, tuple[bytes, set[str]]] = {
 @pytest.mark.parametrize("decodes", [False, True])
 def test_lies_about_sizes_cost_nothing(tmp_path: Path, name: str, decodes: bool) -> None:
     lie, expected = LIES[name]
-    around = [b"".join(sample(f"{n}", **GOOD) for n in numbers) for numbers in (range(20), range(20, 40))]
-    found = judged(tmp_path, around[0] + lie + around[1] + END, decodes)
+    found = judged(tmp_path, BEFORE + lie + AFTER + END, decodes)
     assert codes(found) - {"member.unsafe"} == expected
     if expected == {"shard.truncated"}:  # of which the lie itself may be one, torn
         assert len(found.keys) in (20, 21)
@@ -319,7 +309,7 @@ def _long_name(file: Any) -> None:
 
 def _extended(file: Any) -> None:
     """Every second header tells about the next one, and nothing else is there."""
-    found = _pax(_record("comment", "x"))
+    found = _pax(pax_record("comment", "x"))
     file.write(found * 100_000 + END)
 
 

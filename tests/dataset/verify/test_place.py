@@ -14,16 +14,15 @@ from tasks.core.folders import LocalStore
 from tasks.dataset import versions
 from tasks.dataset.building.builder import build
 from tasks.dataset.repair.run import repair
-from tasks.dataset.tar.writer import ShardWriter
 from tasks.dataset.verify.foreign import NO_MANIFEST
 from tasks.dataset.verify.tars import holes
 from tasks.dataset.verify.verifier import verify
 from tests.dataset import raw
+from tests.dataset.handmade import MEMBERS, write_shard
 from tests.dataset.tampering import flip, make_foreign
 from tests.web import web_server
 
 LEVELS = ("quick", "default", "full")
-MEMBERS = {"png": raw.png(0), "txt": b"a caption", "json": b"{}"}
 
 
 @pytest.fixture
@@ -33,12 +32,8 @@ def tars(version: Path) -> Path:
     return version
 
 
-def write_tar(path: Path, keys: list[str], members: dict[str, bytes] = MEMBERS) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with ShardWriter(path) as writer:
-        for key in keys:
-            writer.add(key, members)
-        writer.finish()
+def write_tar(path: Path, *keys: str) -> None:
+    write_shard(path, [(key, MEMBERS) for key in keys])
 
 
 def found(path: Any, level: Any = "default") -> list[Finding]:
@@ -284,7 +279,7 @@ def test_what_cannot_be_judged_is_a_mistake_of_the_command(
 
 
 def test_gzip_is_read_as_other_loaders_read_it(tmp_path: Path) -> None:
-    write_tar(tmp_path / "plain" / "0.tar", [f"{number}" for number in range(20)])
+    write_tar(tmp_path / "plain" / "0.tar", *map(str, range(20)))
     data = (tmp_path / "plain" / "0.tar").read_bytes()
     folder = tmp_path / "zipped"
     folder.mkdir()
@@ -316,22 +311,22 @@ def test_gzip_is_read_as_other_loaders_read_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_what_nobody_looked_into_is_no_sound_tar(tmp_path: Path, level: Any) -> None:
-    write_tar(tmp_path / "0.tar", ["a"])
+    write_tar(tmp_path / "0.tar", "a")
     (tmp_path / "1.tar.zst").write_bytes(b"\x28\xb5\x2f\xfd" + bytes(100))
     assert reported(tmp_path, level) == [("shard.checksum", "1.tar.zst")]
     assert "zstd" in found(tmp_path, level)[0].evidence["problem"]
 
 
 def test_a_tar_without_samples(tmp_path: Path) -> None:
-    write_tar(tmp_path / "0.tar", ["a"])
-    write_tar(tmp_path / "1.tar", [])
+    write_tar(tmp_path / "0.tar", "a")
+    write_tar(tmp_path / "1.tar")
     assert reported(tmp_path) == [("shard.count", "1.tar")]
 
 
 def test_keys_of_others_cannot_act_on_the_terminal(tmp_path: Path) -> None:
     key = "a\x1b[2Jb"
-    write_tar(tmp_path / "0.tar", [key])
-    write_tar(tmp_path / "1.tar", [key])
+    write_tar(tmp_path / "0.tar", key)
+    write_tar(tmp_path / "1.tar", key)
     (finding,) = found(tmp_path)
     assert finding.where["key"] == "a\\x1b[2Jb"
     assert all(line.isprintable() for line in finding.lines())

@@ -17,23 +17,17 @@ from flows.cli import main
 from flows.commands.soundness import report_lines
 from tasks.dataset import quarantine
 from tasks.dataset.tar.format import END
-from tasks.dataset.tar.writer import ShardWriter
 from tasks.dataset.verify import findings as report
 from tasks.dataset.verify.examination import BadSample, SampleKeys
 from tasks.dataset.verify.verifier import verify
-from tests.dataset import raw, tampering
+from tests.dataset import tampering
+from tests.dataset.handmade import MEMBERS, write_shard
 from tests.dataset.raw import shards
 from tests.dataset.tampering import flip
 
-MEMBERS = {"png": raw.png(0), "txt": b"a caption", "json": b"{}"}
 
-
-def write_tar(path: Path, keys: list[str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with ShardWriter(path) as writer:
-        for key in keys:
-            writer.add(key, MEMBERS)
-        writer.finish()
+def write_tar(path: Path, number: int) -> None:
+    write_shard(path, [(f"{number}-{key}", MEMBERS) for key in range(20)])
 
 
 def duplicates(keys: dict[str, list[str]]) -> list[tuple[str, str, str]]:
@@ -50,7 +44,7 @@ def test_the_later_shard_has_the_duplicate() -> None:
 
 def test_a_folder_twice_is_counted_whole(tmp_path: Path) -> None:
     for number in range(3):
-        write_tar(tmp_path / "a" / f"{number}.tar", [f"{number}-{key}" for key in range(20)])
+        write_tar(tmp_path / "a" / f"{number}.tar", number)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     bad: list[BadSample] = []
     findings = verify(tmp_path, on_bad=bad.append).findings
@@ -207,11 +201,8 @@ def test_what_is_not_listed_is_counted_on_the_screen(tmp_path: Path, monkeypatch
 
 def test_a_sample_of_others_that_lacks_two_members_is_told_of_once(tmp_path: Path) -> None:
     for number in range(4):
-        write_tar(tmp_path / f"{number}.tar", [f"{number}-{key}" for key in range(20)])
-    with ShardWriter(tmp_path / "4.tar") as writer:
-        writer.add("x", {"json": b"{}", "png": b""})
-        writer.add("y", {"json": b"{}"})
-        writer.finish()
+        write_tar(tmp_path / f"{number}.tar", number)
+    write_shard(tmp_path / "4.tar", [("x", {"json": b"{}", "png": b""}), ("y", {"json": b"{}"})])
     assert bad_samples(tmp_path) == {("4.tar", "x"): "member.empty", ("4.tar", "y"): "sample.missing_member"}
     lacking = [
         finding.where for finding in verify(tmp_path).findings if finding.code == "sample.missing_member"

@@ -14,26 +14,22 @@ from tasks.core.files import blake3_file
 from tasks.dataset.index import INDEX
 from tasks.dataset.tar.format import END
 from tasks.dataset.tar.reader import BUFFER
-from tasks.dataset.tar.writer import ShardWriter
 from tasks.dataset.verify import scan
 from tasks.dataset.verify.scan import ShardTask
 from tasks.dataset.verify.shard import ShardResult, check_shard
 from tests.dataset import raw
+from tests.dataset.handmade import MEMBERS as GOOD
+from tests.dataset.handmade import Members, write_shard
 from tests.dataset.raw import shards
 
 NAME = "train/000000.tar"
-GOOD = {"png": raw.png(0), "txt": b"a caption", "json": b"{}"}
-Samples = list[tuple[str, dict[str, bytes]]]
+Samples = list[tuple[str, Members]]
 
 
 def own(folder: Path, samples: Samples, **task: Any) -> Any:
     """A shard as the build writes it, and its rows of the tables."""
-    path = folder / NAME
-    path.parent.mkdir(exist_ok=True)
-    with ShardWriter(path) as writer:
-        spans = [writer.add(key, members) for key, members in samples]
-        blake3 = writer.finish()
-    index = np.array([(0, span.offset, span.length, span.crc32c) for span in spans], INDEX)
+    spans, blake3 = write_shard(folder / NAME, samples)
+    index = np.array([(0, *span) for span in spans], INDEX)
     said = {"blake3": blake3, "samples": len(samples), "index": index, "keys": [key for key, _ in samples]}
     return ShardTask(str(folder), NAME, **{**said, "is_own": True, "modality": "image_text", **task})
 
@@ -43,7 +39,7 @@ def foreign(folder: Path, data: bytes, **task: Any) -> ShardTask:
     return ShardTask(str(folder), "a.tar", **task)
 
 
-def pairs(count: int, members: dict[str, bytes] = GOOD) -> Samples:
+def pairs(count: int, members: Members = GOOD) -> Samples:
     return [(f"{number:04d}", members) for number in range(count)]
 
 

@@ -14,10 +14,11 @@ from tasks.core.errors import UsageError
 from tasks.core.findings import Finding
 from tasks.dataset import versions
 from tasks.dataset.index import read_index
-from tasks.dataset.tar.writer import ShardWriter
 from tasks.dataset.verify import examination
 from tasks.dataset.verify.verifier import verify
-from tests.dataset import raw, tampering
+from tests.dataset import tampering
+from tests.dataset.handmade import MEMBERS as GOOD
+from tests.dataset.handmade import Members, write_shard
 from tests.dataset.tampering import flip, record
 
 SHARD = "train/000001.tar"
@@ -117,18 +118,12 @@ def test_an_index_with_a_wrong_checksum(version: Path) -> None:
         assert codes(version, "quick") == {"manifest.invalid", "index.mismatch"}
 
 
-def forge(version: Path, samples: list[tuple[str, dict[str, bytes]]]) -> None:
+def forge(version: Path, samples: list[tuple[str, Members]]) -> None:
     """Replace the dataset by one shard of these samples, with tables that agree with it."""
     for path in [*version.glob("*/*.tar"), *version.glob("*/val*"), version / "val/sizes.json"]:
         path.unlink()
-    with ShardWriter(version / "train" / "000000.tar") as writer:
-        for key, members in samples:
-            writer.add(key, members)
-        writer.finish()
+    write_shard(version / "train" / "000000.tar", samples)
     tampering.forge(version)
-
-
-GOOD = {"png": raw.png(0), "txt": b"a caption", "json": b"{}"}
 
 
 @pytest.fixture
