@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tasks.core.errors import DataError, UsageError
@@ -26,7 +26,7 @@ from tasks.dataset.layout import samples_name, shard_name
 from tasks.dataset.quarantine import Quarantined
 from tasks.dataset.repair.result import MEND, REBUILD, Failed, QuarantineChange, Repaired
 from tasks.dataset.repair.shards import ShardRepair
-from tasks.dataset.repair.source import read_origin
+from tasks.dataset.repair.source import BuildOrigin, read_origin
 from tasks.dataset.repair.tables import TableRepair
 from tasks.dataset.repair.workplace import Seals, Workplace, find, read_seals
 from tasks.dataset.splits import REST
@@ -71,7 +71,10 @@ def repair(
                 if config is not None or shards or not quarantines:
                     raise UsageError(f"DATASET: {path} {NOT_OURS}")
                 return _leave_out(place.version, level, progress)
-            return _Repair(place, level, progress, config, quarantines, shards).run()
+            seals = read_seals(place)
+            origin = read_origin(place.version, place.others, seals, config)
+            afresh = [_named(shard, seals, place.version) for shard in shards]
+            return _Repair(place, level, progress, quarantines, afresh, seals, origin).run()
     except StoreUnreachable:
         raise
     except (OSError, sqlite3.OperationalError) as error:
@@ -102,24 +105,22 @@ def _leave_out(version: Path, level: Level, progress: Progress) -> Repaired:
 
 @dataclass
 class _Repair:
+    """The repair of one version; the shards of `afresh` are converted again even if they are sound."""
+
     place: Workplace
     level: Level
     progress: Progress
-    config: InitVar[Config | None]
     quarantines: bool
-    again: Sequence[str]
-
-    def __post_init__(self, config: Config | None) -> None:
-        self._seals = read_seals(self.place)
-        self._origin = read_origin(self.place.version, self.place.others, self._seals, config)
-        self._afresh = [_named(shard, self._seals, self.place.version) for shard in self.again]
-        self._bad: list[BadSample] = []
-        self._not_seen: Sequence[str] = ()
-        self._has_quarantine = (quarantine.home(self.place.version) / quarantine.NAME).exists()
+    afresh: Sequence[str]
+    seals: Seals
+    origin: BuildOrigin
+    bad: list[BadSample] = field(default_factory=list)
+    """The bad samples that the last verification found; `not_seen` is what it did not examine."""
+    not_seen: Sequence[str] = ()
 
     def run(self) -> Repaired:
-        tables = TableRepair(self.place, self._seals, self._origin, self.progress)
-        self._seals = tables.run()
+        tables = TableRepair(self.place, self.seals, self.origin, self.progress)
+        self.seals = tables.run()
         findings = self._verify()
         shards = self._repair_shards(findings)
         if shards.done or shards.cleared or self.place.moved:
@@ -132,11 +133,11 @@ class _Repair:
         ]
         adds = self.quarantines and not any(one.is_environment for one in failed)
         knows_keys = not any(one.file.startswith("samples/") for one in tables.failed)
-        bad = {one.shard for one in self._bad}
+        bad = {one.shard for one in self.bad}
         is_set_aside = adds and not tables.failed and all(one.where.get("shard") in bad for one in findings)
         try:
             repaired = {done.file for done in shards.done}
-            aside = _set_aside(self.place.version, self.level, self._bad, repaired, adds and knows_keys)
+            aside = _set_aside(self.place.version, self.level, self.bad, repaired, adds and knows_keys)
         except DataError as error:
             failed.append(Failed(quarantine.NAME, str(error), UNTANGLE))
             aside, is_set_aside = QuarantineChange(), False
@@ -149,27 +150,28 @@ class _Repair:
             failed=failed,
             findings=findings,
             aside=aside,
-            not_seen=self._not_seen,
+            not_seen=self.not_seen,
         )
 
     def _verify(self) -> list[Finding]:
         """Verify the version; the bad samples are kept where the quarantine needs them."""
-        self._bad = []
-        keep = self._bad.append if self.quarantines or self._has_quarantine else None
+        self.bad = []
+        has_quarantine = (quarantine.home(self.place.version) / quarantine.NAME).exists()
+        keep = self.bad.append if self.quarantines or has_quarantine else None
         report = verify(self.place.version, self.level, self.progress, on_bad=keep)
-        self._not_seen = report.not_seen
+        self.not_seen = report.not_seen
         return list(report.findings)
 
     def _repair_shards(self, findings: Sequence[Finding]) -> ShardRepair:
         named = _shards_of(findings)
-        records = self._seals.shards
-        work = ShardRepair(self.place, records or {}, self._origin, self.progress)
+        records = self.seals.shards
+        work = ShardRepair(self.place, records or {}, self.origin, self.progress)
         if records is None:
             reason = "nothing proves shards.parquet, so nothing records what it was"
             work.failed += [Failed(name, reason, REBUILD) for name in sorted(named)]
             return work
         extras = sorted(_shards_of(one for one in findings if one.code == "shard.extra"))
-        work.run(named, extras, self._afresh)
+        work.run(named, extras, self.afresh)
         return work
 
     def _remaining(self, before: Sequence[Finding], shards: ShardRepair) -> list[Finding]:
@@ -180,7 +182,7 @@ class _Repair:
         is_unsure = any(one.code == "sample.duplicate_key" for one in left)
         if shards.done and (is_unsure or self.level == "full"):
             return self._verify()
-        self._bad = [one for one in self._bad if one.shard not in repaired]
+        self.bad = [one for one in self.bad if one.shard not in repaired]
         now = verify(self.place.version, "quick").findings
         places = {(one.code, str(one.where)) for one in now}
         return [

@@ -82,7 +82,6 @@ class ShardExamination:
 
     def hash_all(self, folder: str, names: Iterable[str]) -> None:
         """Take the BLAKE3 of each file that can be read; StoreUnreachable."""
-
         names = list(names)
         digest_of = partial(attempt, blake3_of, folder)
         threads = max(available_cores(), REQUESTS) if is_remote(folder) else available_cores()
@@ -94,9 +93,7 @@ class ShardExamination:
 
     def examine(self, tasks: Iterator[ShardTask], sizes: Mapping[str, int]) -> Iterator[ShardResult]:
         """Examine the shards of the tasks, whose sizes are given by name; the results come in any order."""
-        from tasks.dataset.verify.shard import (
-            check_shard,
-        )  # it imports decoders, which sound shards do not need
+        from tasks.dataset.verify.shard import check_shard  # its decoders are not needed for sound shards
 
         cores = available_cores()
         if cores > 1 and sum(sizes.values()) >= WORTH_PROCESSES_BYTES[self.level]:

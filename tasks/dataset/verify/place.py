@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, takewhile
 from pathlib import Path
@@ -253,8 +253,9 @@ def _named_tars(given: str) -> ShardLocation:
     if "{" in query:
         raise UsageError(f"{KEY}: a pattern in the query of an address names no files; name them")
     sizes: dict[str, int | None] = {}
-    for folder, group in groupby(map(absolute_location, promised), key=lambda one: split_location(one)[0]):
-        sizes.update(_looked_up(folder, list(group), query))
+    for one in map(absolute_location, promised):
+        sizes |= _expanded(one)
+    sizes |= _sizes([one for one, size in sizes.items() if size is None], query)
     folders = [split_location(one)[0] for one, size in sizes.items() if size is not None]
     if not folders:
         raise UsageError(
@@ -271,30 +272,27 @@ def _named_tars(given: str) -> ShardLocation:
     return ShardLocation(base + query, False, tars=found, absent=[one for one in below if one not in found])
 
 
-def _looked_up(folder: str, members: Sequence[str], query: str) -> Iterator[tuple[str, int | None]]:
-    """The location and size of each tar that these names stand for; the size of one that is not there is
-    None."""
-    wild = [
-        one for one in members if wildcard_in(one) is not None and (is_remote(one) or not os.path.exists(one))
-    ]
-    if is_web(folder) and wild:
-        raise UsageError(f"{KEY}: a web server gives no list of its files; name them with {{000000..000042}}")
-    for one in wild:
-        yield from _sizes(expand(one, (*TARS, *UNREAD), KEY), "").items()
-    plain = [one for one in members if one not in set(wild)]
-    sizes = _sizes(plain, query)
-    for one in plain:
-        if one.endswith((*TARS, *UNREAD)) and (is_remote(one) or not os.path.isdir(one)):
-            yield one, sizes.get(one)
-            continue
-        inside = {} if os.path.isfile(one) else tars_in(one)
-        if not inside:
-            raise UsageError(f"{KEY}: {redact(one)} is none of {', '.join(TARS)}, nor a folder of them")
-        yield from ((join_location(one, name), size) for name, size in inside.items())
+def _expanded(location: str) -> Mapping[str, int | None]:
+    """The tars that a name without braces stands for, with their sizes; a tar's own name is not looked up, so
+    its size is None."""
+    is_there = not is_remote(location) and os.path.exists(location)
+    if wildcard_in(location) is not None and not is_there:
+        if is_web(location):
+            raise UsageError(
+                f"{KEY}: a web server gives no list of its files; name them with {{000000..000042}}"
+            )
+        return _sizes(expand(location, (*TARS, *UNREAD), KEY), "")
+    if location.endswith((*TARS, *UNREAD)) and not (is_there and os.path.isdir(location)):
+        return {location: None}
+    inside = {} if is_there and os.path.isfile(location) else tars_in(location)
+    if not inside:
+        raise UsageError(f"{KEY}: {redact(location)} is none of {', '.join(TARS)}, nor a folder of them")
+    return {join_location(location, name): size for name, size in inside.items()}
 
 
-def _sizes(locations: Sequence[str], query: str) -> dict[str, int]:
-    sizes: dict[str, int] = {}
+def _sizes(locations: Sequence[str], query: str) -> dict[str, int | None]:
+    """The sizes in bytes of the tars that are there."""
+    sizes: dict[str, int | None] = {}
     for folder, group in groupby(locations, key=lambda one: split_location(one)[0]):
         names = [split_location(one)[1] for one in group]
         if is_remote(folder) and not is_web(folder) and len(names) > FEW:
