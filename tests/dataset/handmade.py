@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from tasks.dataset.build_info import write_build_info
 from tasks.dataset.index import INDEX
 from tasks.dataset.layout import index_name, shard_name
 from tasks.dataset.manifest import Manifest, SourceSummary, SplitSummary, content_digest
-from tasks.dataset.tables import write_table
+from tasks.dataset.tables import REJECTS_SCHEMA, SHARDS_SCHEMA, ShardRecord, write_table
 from tasks.dataset.tar.writer import ShardWriter, Span
 from tests.dataset import raw
 
@@ -36,7 +38,6 @@ FACTS: Mapping[str, Any] = {
 """Of build.json, all but whether the data is private."""
 MEMBERS: Members = {"png": raw.png(0), "txt": b"a caption", "json": b"{}"}
 """A sound sample."""
-REJECT_COLUMNS = ("key", "original_key", "reason", "detail", "source", "file")
 
 
 def write_version(
@@ -53,7 +54,7 @@ def write_version(
     `statistics` are columns over all splits in order; without `private` there is no build.json.
     """
     version.mkdir(parents=True)
-    shards: list[dict[str, Any]] = []
+    shards: list[ShardRecord] = []
     summaries = {}
     seen = 0
     for split, samples in splits.items():
@@ -70,23 +71,20 @@ def write_version(
         seen += len(samples)
         (version / "samples").mkdir(exist_ok=True)
         write_table(version / "samples" / f"{split}.parquet", pa.table(columns))
-        size = sum(one["bytes"] for one in made)
+        size = sum(one.bytes for one in made)
         summaries[split] = SplitSummary(shards=len(made), samples=len(samples), bytes=size)
-    write_table(version / "shards.parquet", pa.Table.from_pylist(shards))
-    counts: dict[str, int] = {}
-    for reason, *_ in rejects:
-        counts[reason] = counts.get(reason, 0) + 1
+    write_table(version / "shards.parquet", pa.Table.from_pylist(list(map(asdict, shards)), SHARDS_SCHEMA))
     rows = [
-        dict(zip(REJECT_COLUMNS, (key, key, reason, detail, source, key), strict=True))
+        dict(zip(REJECTS_SCHEMA.names, (key, key, reason, detail, source, key), strict=True))
         for reason, key, detail, source in rejects
     ]
-    schema = pa.schema([(name, pa.string()) for name in REJECT_COLUMNS])
-    write_table(version / "rejects.parquet", pa.Table.from_pylist(rows, schema))
+    write_table(version / "rejects.parquet", pa.Table.from_pylist(rows, REJECTS_SCHEMA))
+    counts = Counter(reason for reason, *_ in rejects)
     manifest = Manifest(
         format="tarmac/1",
         name="handmade",
         modality=modality,
-        digest=content_digest((one["name"], one["blake3"]) for one in shards),
+        digest=content_digest((one.name, one.blake3) for one in shards),
         splits=summaries,
         read=seen + len(rejects),
         accepted=seen,
@@ -110,7 +108,7 @@ def write_shard(path: Path, samples: Iterable[tuple[str, Members]]) -> tuple[lis
 
 def _write_split(
     version: Path, split: str, samples: Sequence[tuple[str, Members]], shard: int
-) -> list[dict[str, Any]]:
+) -> list[ShardRecord]:
     made = []
     index = np.zeros(len(samples), INDEX)
     for number, start in enumerate(range(0, len(samples), shard)):
@@ -118,8 +116,8 @@ def _write_split(
         name = shard_name(split, number)
         spans, blake3 = write_shard(version / name, some)
         index[start : start + shard] = [(number, *span) for span in spans]
-        facts = {"bytes": (version / name).stat().st_size, "samples": len(some), "input_digest": "0" * 64}
-        made.append({"name": name, "split": split, "blake3": blake3, **facts})
+        size = (version / name).stat().st_size
+        made.append(ShardRecord(name, split, blake3, size, len(some), input_digest="0" * 64))
     path = version / index_name(split)
     path.parent.mkdir(exist_ok=True)
     np.save(path, index)

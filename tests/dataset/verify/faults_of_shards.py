@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tests.dataset import raw, tampering
+from tests.dataset import damage, raw, tampering
 from tests.dataset.verify import file_injectors as harm
 from tests.dataset.verify import injectors as put
 from tests.dataset.verify.places import Inject
@@ -114,12 +114,12 @@ _NOTHING = on()
 _LOST = "shard.checksum member.checksum shard.count"
 
 BYTES = [
-    of_bytes("a bit of an image", put.bit_of_image, _BIT, _NOTHING, "member.undecodable"),
-    of_bytes("a bit of a caption", put.bit_of_caption, _BIT, _NOTHING),
-    of_bytes("a bit of a member's name", put.bit_of_name, _BIT, _HEADER, "sample.missing_member"),
-    of_bytes("a bit of a member's size", put.bit_of_size, _BIT, _HEADER, "sample.missing_member"),
-    of_bytes("a bit of a header's checksum", put.bit_of_header_checksum, _BIT, _HEADER, "sample.missing_member"),
-    of_bytes("a bit of padding", put.bit_of_padding, _BIT, _NOTHING),
+    of_bytes("a bit of an image", put.bit(put.of_image, 6), _BIT, _NOTHING, "member.undecodable"),
+    of_bytes("a bit of a caption", put.bit(put.of_caption), _BIT, _NOTHING),
+    of_bytes("a bit of a member's name", put.bit(lambda sample: sample[0].offset + 2), _BIT, _HEADER, "sample.missing_member"),
+    of_bytes("a bit of a member's size", put.bit(lambda sample: sample[1].offset + 130), _BIT, _HEADER, "sample.missing_member"),
+    of_bytes("a bit of a header's checksum", put.bit(lambda sample: sample[0].offset + 150), _BIT, _HEADER, "sample.missing_member"),
+    of_bytes("a bit of padding", put.bit(put.of_padding, 6), _BIT, _NOTHING),
     of_bytes("a bit of the end blocks", put.bit_of_end, _CUT, _CUT, _LOST),
     of_bytes("cut within a member", put.cut(put.middle_of_content), _CUT, _CUT, _LOST),
     of_bytes("cut within a header", put.cut(put.within_header), _CUT, _CUT, _LOST),
@@ -211,9 +211,9 @@ SAMPLES = [
 ]  # fmt: skip
 
 MANIFEST = [
-    of_file("manifest.json torn", harm.torn),
-    of_file("manifest.json empty", harm.emptied),
-    of_file("manifest.json gone", harm.gone),
+    of_file("manifest.json torn", damage.cut),
+    of_file("manifest.json empty", damage.empty),
+    of_file("manifest.json gone", Path.unlink),
     of_file("manifest.json as a list", lambda path: path.write_text("[]")),
     of_file("manifest.json not UTF-8", lambda path: path.write_bytes(b"\xff\xfe{}")),
     of_file("manifest.json nested deeply", lambda path: path.write_text("[" * 100_000)),
@@ -248,9 +248,9 @@ def _tables() -> list[Fault]:
         if name == "shards.parquet":
             options = {"also": also("index.mismatch")}
         faults += [
-            of_file(f"{name} torn", harm.torn, **options),
-            of_file(f"{name} empty", harm.emptied, **options),
-            of_file(f"{name} gone", harm.gone, **options),
+            of_file(f"{name} torn", damage.cut, **options),
+            of_file(f"{name} empty", damage.empty, **options),
+            of_file(f"{name} gone", Path.unlink, **options),
             of_file(f"{name} as garbage", lambda path: path.write_bytes(b"no table" * 99), **options),
         ]
     for name, column in (
@@ -295,9 +295,9 @@ TABLES = [
 _INDEX = {"code": "index.mismatch", "hides": also("member.checksum")}
 
 INDEX = [
-    of_file("index/train.npy torn", harm.torn, **_INDEX),
-    of_file("index/train.npy empty", harm.emptied, **_INDEX),
-    of_file("index/train.npy gone", harm.gone, **_INDEX),
+    of_file("index/train.npy torn", damage.cut, **_INDEX),
+    of_file("index/train.npy empty", damage.empty, **_INDEX),
+    of_file("index/train.npy gone", Path.unlink, **_INDEX),
     of_file("index/train.npy as garbage", lambda path: path.write_bytes(b"no index" * 99), **_INDEX),
     of_file("index/train.npy as a pickle", lambda path: path.write_bytes(put.pickled()), **_INDEX),
     of_file("index/train.npy of another type", harm.indexed(lambda index: index["offset"].copy()), **_INDEX),
@@ -318,8 +318,8 @@ HARMLESS = [
         f"build.json {name}", harm.file("build.json", damage), {"built": _NOTHING}, also("manifest.invalid")
     )
     for name, damage in (
-        ("torn", harm.torn),
-        ("gone", harm.gone),
+        ("torn", damage.cut),
+        ("gone", Path.unlink),
         ("as a list", lambda path: path.write_text("[1]")),
         ("without files", harm.rewritten(lambda value: value.pop("files"))),
         ("with files of nonsense", harm.rewritten(lambda value: value.update(files={"manifest.json": 7}))),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -25,18 +24,6 @@ def file(name: str, damage: Callable[[Path], object], *others: str) -> Inject:
         return Hit(files=(name, *others))
 
     return inject
-
-
-def torn(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def emptied(path: Path) -> None:
-    os.truncate(path, 0)
-
-
-def gone(path: Path) -> None:
-    path.unlink()
 
 
 def rewritten(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:

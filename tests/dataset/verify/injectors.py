@@ -39,42 +39,28 @@ def _content(sample: Sample, *suffixes: str) -> Entry:
     return next(entry for entry in sample if entry.suffix in suffixes)
 
 
-def bit_of_image(version: Path, at: Place) -> Hit:
-    tar, sample, hit = _sample(version, at)
+def bit(of: Callable[[Sample], int], number: int = 0) -> Inject:
+    """Turn a bit of the byte at this offset."""
+
+    def inject(version: Path, at: Place) -> Hit:
+        tar, sample, hit = _sample(version, at)
+        flip(tar, of(sample), number)
+        return hit
+
+    return inject
+
+
+def of_image(sample: Sample) -> int:
     entry = _content(sample, "png")
-    flip(tar, entry.offset + 512 + len(entry.content) // 2)
-    return hit
+    return entry.offset + 512 + len(entry.content) // 2
 
 
-def bit_of_caption(version: Path, at: Place) -> Hit:
-    tar, sample, hit = _sample(version, at)
-    flip(tar, _content(sample, "txt").offset + 512, bit=0)
-    return hit
+def of_caption(sample: Sample) -> int:
+    return _content(sample, "txt").offset + 512
 
 
-def bit_of_name(version: Path, at: Place) -> Hit:
-    tar, sample, hit = _sample(version, at)
-    flip(tar, sample[0].offset + 2, bit=0)
-    return hit
-
-
-def bit_of_size(version: Path, at: Place) -> Hit:
-    tar, sample, hit = _sample(version, at)
-    flip(tar, sample[1].offset + 130, bit=0)
-    return hit
-
-
-def bit_of_header_checksum(version: Path, at: Place) -> Hit:
-    tar, sample, hit = _sample(version, at)
-    flip(tar, sample[0].offset + 150, bit=0)
-    return hit
-
-
-def bit_of_padding(version: Path, at: Place) -> Hit:
-    tar, sample, hit = _sample(version, at)
-    entry = _content(sample, "txt")
-    flip(tar, entry.offset + 512 + len(entry.content) + 9)
-    return hit
+def of_padding(sample: Sample) -> int:
+    return of_caption(sample) + len(_content(sample, "txt").content) + 9
 
 
 def bit_of_end(version: Path, at: Place) -> Hit:
