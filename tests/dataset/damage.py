@@ -1,4 +1,4 @@
-"""Built datasets for the tests of repair, ways to damage them, and what must be true afterwards."""
+"""Built datasets for the tests of repair, ways to damage them, and a check that they are whole again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Damage = Callable[[Path], object]
 
 
 def flip(path: Path, at: int | None = None) -> None:
-    """Turn a bit, in the middle unless told where."""
+    """Turn a bit of the byte at an offset, by default in the middle."""
     data = bytearray(path.read_bytes())
     data[len(data) // 2 if at is None else at] ^= 0x40
     path.write_bytes(data)

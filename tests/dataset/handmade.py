@@ -1,4 +1,4 @@
-"""Versions written by hand, for what reads them: no build, no source, any members, faults put in on purpose."""
+"""Versions written by hand for the tests of their readers: without a build or a source, of any members."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FACTS: Mapping[str, Any] = {
     "converter": 1,
     "output": "data",
 }
-"""Of build.json, all but whether the data is private."""
+"""All fields of build.json but `private`, `files` and `digest`."""
 MEMBERS: Members = {"png": raw.png(0), "txt": b"a caption", "json": b"{}"}
 """A sound sample."""
 

@@ -198,7 +198,7 @@ def _forge_samples(path: Path, keys: list[str], numbers: list[int]) -> None:
 
 
 def reseal(build: Path, **changes: Any) -> None:
-    """Change a build.json as nobody but a forger would: its own checksum is right again."""
+    """Change a build.json as a forger would: its own checksum is right again."""
     facts = {**json.loads(build.read_text()), **changes}
     facts.pop("digest", None)
     build.write_text(json.dumps({**facts, "digest": digest(facts)}))

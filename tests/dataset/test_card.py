@@ -79,8 +79,8 @@ def test_datasets_load_every_sample_of_a_version(make: Callable[[Path], Config],
         name: split.samples for name, split in manifest.splits.items()
     }
     if make is pictures:
-        said = sorted(row["txt"] for split in loaded.values() for row in split)
-        assert said == [f"picture {number}" for number in range(len(NAMES))]
+        captions = sorted(row["txt"] for split in loaded.values() for row in split)
+        assert captions == [f"picture {number}" for number in range(len(NAMES))]
 
 
 def test_datasets_load_reinforced_samples(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_a_torn_line_is_named_with_its_file(tmp_path: Path, line: str) -> None:
         quarantine.read_quarantine(tmp_path / NAME)
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match=r"quarantine.jsonl: cannot be written"):
         quarantine.add(tmp_path / "file", [entry("a")])
@@ -120,14 +120,14 @@ def test_a_version_is_known_by_its_content_wherever_it_lies(version: Path) -> No
     assert quarantine.rows(elsewhere, "train", [mine]).tolist() == [5]
 
 
-def test_an_entry_that_means_no_sample_is_told(version: Path) -> None:
+def test_an_entry_that_names_no_sample_is_an_error(version: Path) -> None:
     [mine] = entries_of(version, "train", [5])
     wrong_shard = Quarantined(mine.version, "train", "train/000001.tar", mine.key, "x")
     with pytest.raises(DataError, match=rf"{NAME}: .* no sample '{mine.key}' in train/000001.tar; delete"):
         quarantine.rows(version, "train", [mine, wrong_shard])
 
 
-def test_a_torn_table_of_samples_is_told(version: Path) -> None:
+def test_a_torn_table_of_samples_is_an_error(version: Path) -> None:
     entries = entries_of(version, "train", [5])
     path = version / "samples" / "train.parquet"
     path.write_bytes(path.read_bytes()[:-100])
@@ -154,7 +154,7 @@ def test_what_is_left_out_is_counted_by_split() -> None:
     assert quarantine.left_out_text(SPLITS, []) == ""
 
 
-def test_the_notice_is_of_this_version_alone(version: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notice_counts_this_version_alone(version: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(version.parents[2])
     [mine] = entries_of(version, "train", [3])
     left = "train samples is left out: quarantine.jsonl; tarmac repair dataset takes back what is sound"
@@ -164,7 +164,7 @@ def test_the_notice_is_of_this_version_alone(version: Path, monkeypatch: pytest.
 
 
 def mixed(version: str) -> list[Quarantined]:
-    """Of two shards, what their bytes tell and what they do not; and of another version."""
+    """Entries about two shards, with reasons that their bytes show and one that they do not, and about another version."""
     return [
         entry("a", version, "shard.missing"),
         entry("b", version, "member.checksum"),
@@ -192,6 +192,6 @@ def test_a_build_that_writes_nothing_releases_nothing(tmp_path: Path) -> None:
 
 
 def test_every_reason_that_a_sample_may_have_is_looked_for_at_some_level() -> None:
-    """Or its entry would never leave the quarantine."""
+    """An entry with any other reason would never leave the quarantine."""
     of_samples = set(FAULT_CODES) - {"shard.extra"}  # which holds no sample of the dataset
     assert quarantine.REASONS["full"] == of_samples

@@ -1,4 +1,4 @@
-"""What is shown of many rejects: the largest cause, what nearly all share, and of private data the counts."""
+"""What is shown of many rejects: the largest cause, what nearly all share, and for private data only the counts."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_all_rejects_are_counted_but_few_are_compared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "accepted", "says"),
+    ("keys", "accepted", "trait"),
     [
         (
             [f"train_40{n:02d}_a_1" for n in range(99)] + ["train_7_a_1", "valid_12_b_2"],
@@ -108,14 +108,16 @@ def test_all_rejects_are_counted_but_few_are_compared(tmp_path: Path) -> None:
     ],
 )
 def test_a_beginning_that_rejects_share_and_accepted_samples_do_not(
-    keys: list[str], accepted: list[str], says: str | None
+    keys: list[str], accepted: list[str], trait: str | None
 ) -> None:
     shuffled = random.Random(3).sample(keys, len(keys))
-    assert traits_of(rows(keys), accepted) == traits_of(rows(shuffled), accepted) == ([says] if says else [])
+    assert (
+        traits_of(rows(keys), accepted) == traits_of(rows(shuffled), accepted) == ([trait] if trait else [])
+    )
 
 
 @pytest.mark.parametrize(
-    ("sources", "says"),
+    ("sources", "traits"),
     [
         ([f"captions.csv:{1200 + n}" for n in range(26)], ["all 26 in rows 1,200 to 1,225 of captions.csv"]),
         ([f"captions.csv:{97 * n}" for n in range(26)], []),
@@ -127,14 +129,15 @@ def test_a_beginning_that_rejects_share_and_accepted_samples_do_not(
         ([""] * 26, []),
     ],
 )
-def test_a_stretch_of_rows_or_one_file_of_several(sources: list[str], says: list[str]) -> None:
+def test_a_stretch_of_rows_or_one_file_of_several(sources: list[str], traits: list[str]) -> None:
     letters = [chr(97 + n) for n in range(26)]
     assert (
-        traits_of([RejectRow(key, "", source) for key, source in zip(letters, sources, strict=True)]) == says
+        traits_of([RejectRow(key, "", source) for key, source in zip(letters, sources, strict=True)])
+        == traits
     )
 
 
-def test_what_lets_one_read_an_address_stays_out_of_the_tables() -> None:
+def test_passwords_and_signatures_of_addresses_stay_out_of_the_tables() -> None:
     signed = 'no file: "https://user:pw@host/a.png?X-Amz-Signature=SECRET" s3://bucket/b'
     assert printable(signed) == 'no file: "https://host/a.png" s3://bucket/b'
     assert printable("gr\udcfcn ://") == "gr\\udcfcn ://"

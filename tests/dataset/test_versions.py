@@ -79,7 +79,7 @@ def test_publish_sweeps_what_a_killed_prune_left(output: Path) -> None:
     shutil.copytree(newest, newest.with_name(".pruned-" + newest.name))
     with Lease(output / "lease.json"):
         versions.publish(output, newest, keep=9)
-        assert len(list(newest.parent.glob(".*"))) == 1, "a build may be at work on them"
+        assert len(list(newest.parent.glob(".*"))) == 1, "a build may be using them"
     versions.publish(output, newest, keep=9)
     assert list(newest.parent.glob(".*")) == []
 
@@ -129,7 +129,7 @@ def test_resolve_takes_dataset_link_and_version(output: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"format": "tarmac/2"}', "\udcff"])
-def test_a_manifest_that_cannot_be_read_says_so(output: Path, content: str) -> None:
+def test_a_manifest_that_cannot_be_read_is_named(output: Path, content: str) -> None:
     version = versions.resolve(output)
     path = version / "manifest.json"
     text = path.read_text()
@@ -142,7 +142,7 @@ def test_a_manifest_that_cannot_be_read_says_so(output: Path, content: str) -> N
 
 
 @pytest.mark.system
-def test_a_full_disk_is_told_by_a_rollback(output: Path, tmp_path: Path) -> None:
+def test_a_rollback_reports_a_full_disk(output: Path, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "2m") as disk:
         dataset = shutil.copytree(output, disk / "out", symlinks=True)
         with (disk / "ballast").open("wb", buffering=0) as file, contextlib.suppress(OSError):
@@ -180,11 +180,11 @@ def test_a_copy_has_the_order_of_the_original(output: Path) -> None:
         os.utime(output / "versions" / name / "build.json", (number, number))
     assert names(output) == before
     (output / "versions" / before[1] / "build.json").write_text('{"built": NaN}')
-    assert names(output)[0] == before[1], "its file is the newest, and tells nothing else"
+    assert names(output)[0] == before[1], "its file is the newest, and holds no other time"
 
 
 @pytest.mark.parametrize("kind", ["folder", "file"])
-def test_a_current_that_is_no_link_is_told_before_anything(output: Path, kind: str) -> None:
+def test_a_current_that_is_no_link_is_refused_before_any_change(output: Path, kind: str) -> None:
     newest = versions.list_versions(output)[0]
     (output / "current").unlink()
     if kind == "folder":

@@ -1,4 +1,4 @@
-"""What level full says of members whose modality nobody knows: sound ones pass, each kind of damage does not."""
+"""Level full on members of an unknown modality: sound ones pass, and every kind of damage is found."""
 
 import gzip
 import io
@@ -29,7 +29,7 @@ def npy(values: Any) -> bytes:
 
 
 def torn_volume() -> bytes:
-    """Sound by its frame, but for what it holds."""
+    """A volume whose frame is sound and whose content is not."""
     voxels = np.add.outer(np.arange(8), np.add.outer(np.arange(60), np.arange(60))).astype(np.int16)
     content = bytearray(stored.encode(voxels, "blosc2")[1])
     middle = len(content) // 3
@@ -124,7 +124,7 @@ def test_a_text_of_one_sign_is_one(text: str) -> None:
     assert judged("txt", text.encode()) == ([], set())
 
 
-def test_what_nobody_can_judge_is_told_and_no_fault() -> None:
+def test_what_no_decoder_can_judge_is_reported_and_no_fault() -> None:
     assert judged("video.mp4", b"x") == ([], {"mp4"})
     assert judged("json", b"[" + b" " * (33 << 20) + b"]") == ([], {"json"})
 

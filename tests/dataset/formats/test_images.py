@@ -119,7 +119,7 @@ def test_encode_leaves_alone_what_shards_can_hold(kind: str, encode: Any) -> Non
 
 
 def plain_pixels(data: bytes) -> np.ndarray[Any, Any]:
-    """The pixels as a reader gets them that does not look at EXIF."""
+    """The pixels that a reader gets which ignores EXIF."""
     return np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
 
 
@@ -362,7 +362,7 @@ BAD: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_images_are_told_apart(name: str) -> None:
+def test_bad_images_are_rejected_with_their_reason(name: str) -> None:
     data, expected = BAD[name]
     assert reason(data) == expected
     assert reason(data, ImageRules(encode="png")) == expected

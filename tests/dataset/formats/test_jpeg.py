@@ -1,4 +1,4 @@
-"""What is told of a JPEG without Pillow's parser or without its pixels must be what these would have told."""
+"""The fast header reader and the check at an eighth of the size must find what Pillow finds in a JPEG."""
 
 import io
 import random
@@ -74,7 +74,7 @@ SOUND = {
 
 
 def damaged(data: bytes, rng: random.Random) -> bytes:
-    """The file with one of many things done to it."""
+    """The file with one of many changes."""
     scan = segments(data)[-1][2]
     at, in_scan = rng.randrange(3, len(data)), rng.randrange(scan, len(data))
     length = rng.randint(1, 100)
@@ -179,7 +179,7 @@ def test_what_is_sound_needs_neither_parser_nor_pixels(name: str) -> None:
 
 @pytest.mark.parametrize("check", ["decode", "header"])
 @pytest.mark.parametrize("name", SOUND)
-def test_the_size_that_is_told_is_the_whole_image_s(name: str, check: Any) -> None:
+def test_the_stored_size_is_that_of_the_whole_image(name: str, check: Any) -> None:
     data = SOUND[name]
     size = Image.open(io.BytesIO(data)).size
     assert images.store(data, ImageRules(check=check)) == ("jpg", data, size)
@@ -219,14 +219,14 @@ def chroma_of_two_thirds() -> bytes:
 
 
 def test_chroma_that_cannot_be_sampled_up_is_found_at_an_eighth() -> None:
-    """In grey, libjpeg would not ask."""
+    """In grey, libjpeg would not need the chroma."""
     data = chroma_of_two_thirds()
     found = jpeg.frame(data)
     assert opened(data) is not None and found is not None and not jpeg.surely_decodes(data, found)
 
 
 @pytest.mark.parametrize("name", UNUSUAL)
-def test_nothing_is_told_of_what_is_unusual(name: str) -> None:
+def test_an_unusual_file_is_left_to_pillow(name: str) -> None:
     assert jpeg.frame(UNUSUAL[name]) is None
 
 
@@ -240,7 +240,7 @@ def test_a_mark_in_a_comment_starts_no_scan(mode: str, comment: bytes) -> None:
     assert before is not None and after == before._replace(scan=before.scan + 4 + len(comment))
 
 
-def test_a_header_that_pillow_takes_apart_is_left_to_pillow() -> None:
+def test_a_header_with_exif_is_left_to_pillow() -> None:
     turned = Image.Exif()
     turned[0x0112] = 6
     data = picture("RGB", 30, 10, exif=turned.tobytes())

@@ -38,7 +38,7 @@ def test_any_library_reads_it() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 7), (16, 120, 120), (17, 121, 40), (40, 41, 300)])
 @pytest.mark.parametrize("encoding", ["blosc2", "npy"])
-def test_every_shape_comes_back_within_the_size_foretold(shape: Any, encoding: str) -> None:
+def test_every_shape_comes_back_within_the_predicted_size(shape: Any, encoding: str) -> None:
     volume = np.random.default_rng(0).integers(-32768, 32767, shape).astype(np.int16)
     name, content = stored.encode(volume, encoding)
     assert len(content) <= stored.most_bytes(shape, encoding)

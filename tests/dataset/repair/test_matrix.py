@@ -20,7 +20,7 @@ from tests.dataset.verify.faults_of_shards import Fault
 from tests.dataset.verify.injectors import Place
 
 FORGERIES = ("a shard with another number of samples",)
-"""Tables that were all written anew, so that nothing tells of the damage."""
+"""All tables were written anew, so nothing shows the damage."""
 FAULTS = [
     fault
     for fault in [*faults.PICTURES, *faults.VOLUMES, *faults.CHATS]
@@ -29,7 +29,7 @@ FAULTS = [
 PLACES = {"pictures": Place()}
 SMALL = Place("train/000000.tar", "train/000001.tar", "val/000000.tar", 1)
 EVERY = 4
-"""Of the faults one in so many, to save time; another start gives others."""
+"""Only every fourth fault is tried, to save time."""
 
 
 class World:

@@ -35,7 +35,7 @@ def damaged_without_source(built: Built) -> int:
 
 def test_every_bad_sample_is_set_aside_and_no_other(built: Built) -> None:
     lost = damaged_without_source(built)
-    assert not built.repair().ok and not listed(built), "not unless it is asked for"
+    assert not built.repair().ok and not listed(built), "nothing is set aside without the flag"
     done = built.repair(quarantines=True)
     assert done.ok and len(done.failed) == 3 and done.findings
     by_shard = [[one for one in listed(built) if one.shard.endswith(tar.name)] for tar in built.tars[:3]]
@@ -46,7 +46,7 @@ def test_every_bad_sample_is_set_aside_and_no_other(built: Built) -> None:
     assert {one.version for one in listed(built)} == {built.version.name}
     again = built.repair(quarantines=True)
     assert again.ok and (again.aside.added, again.aside.now) == (0, done.aside.now)
-    assert not built.repair().ok, "without the flag what is bad is told each time"
+    assert not built.repair().ok, "without the flag, bad samples are reported each time"
 
 
 def test_what_is_sound_again_is_taken_back(built: Built) -> None:
@@ -60,7 +60,7 @@ def test_what_is_sound_again_is_taken_back(built: Built) -> None:
     shutil.move(source.with_name("away"), source)
     done = built.repair()
     assert done.ok and done.aside.released == aside.now
-    assert list(listed(built)) == sorted(kept), "nothing is taken back that this level did not look at"
+    assert list(listed(built)) == sorted(kept), "only samples that this level examined are taken back"
     assert done.aside.now == sum(one.version == built.version.name for one in kept)
     built.check(built.tars[:3], ("current", "versions", quarantine.NAME))
 
@@ -80,8 +80,8 @@ def samples(built: Built) -> list[dict[str, object]]:
     return list(pq.read_table(built.version / "samples/train.parquet").to_pylist())
 
 
-def test_what_came_bad_from_the_source_is_set_aside(tmp_path: Path) -> None:
-    """`image.check: header` believes an image whose middle is torn."""
+def test_samples_that_were_bad_in_the_source_are_set_aside(tmp_path: Path) -> None:
+    """`image.check: header` accepts an image whose middle is torn."""
     raw.pictures(tmp_path / "raw", 12, side=64)
     damage.flip(tmp_path / "raw/0003.png")
     config = raw.config(tmp_path / "raw", tmp_path / "out", image={"check": "header"})
@@ -101,7 +101,7 @@ def test_tables_cannot_be_set_aside(built: Built) -> None:
     assert not done.ok and done.aside.added
 
 
-def test_a_torn_list_is_told_after_the_repair(built: Built) -> None:
+def test_a_torn_quarantine_is_reported_after_the_repair(built: Built) -> None:
     damage.flip(built.tar(0))
     (built.dataset / quarantine.NAME).write_text('{"version": ')
     done = built.repair()

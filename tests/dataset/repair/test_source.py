@@ -107,7 +107,7 @@ def test_samples_that_have_changed_are_named(built: Built, tmp_path: Path) -> No
     assert f"{names[1]}: with the same size and time" in one.reason
 
 
-def test_a_sample_that_cannot_be_taken_any_more_says_why(built: Built, tmp_path: Path) -> None:
+def test_a_sample_that_is_rejected_now_is_reported_with_the_reason(built: Built, tmp_path: Path) -> None:
     names = files_of(built, built.tar(0))
     (tmp_path / "raw" / names[0]).write_text("<html>")
     built.tar(0).unlink()
@@ -134,7 +134,7 @@ def test_other_packages_are_named(tmp_path: Path) -> None:
     assert f"pillow {version('pillow')}, was 1.0.0 ({name}" in reason
 
 
-def test_a_source_that_is_gone_is_told_for_each_shard(built: Built, tmp_path: Path) -> None:
+def test_a_source_that_is_gone_is_reported_for_each_shard(built: Built, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "raw")
     built.tar(0).unlink()
     damage.flip(built.tar(1))
@@ -212,7 +212,7 @@ def test_relative_paths_are_kept_as_absolute_ones(tmp_path: Path, monkeypatch: p
         ("s3://bucket/x/*.tar", None),
     ],
 )
-def test_no_password_or_signature_is_redact_config(path: str, shown: str | None, tmp_path: Path) -> None:
+def test_no_password_or_signature_is_kept(path: str, shown: str | None, tmp_path: Path) -> None:
     config = shards.config(path, output=tmp_path / "out", source={"join": [{"path": path}]})
     block, cut = redact_config(config.dataset)
     if shown is None:
@@ -223,7 +223,7 @@ def test_no_password_or_signature_is_redact_config(path: str, shown: str | None,
     assert "s3cr3t" not in json.dumps(block) and "cafe42" not in json.dumps(block)
 
 
-def test_an_address_that_is_not_kept_is_asked_for(built: Built) -> None:
+def test_an_address_that_is_not_kept_has_to_be_given(built: Built) -> None:
     tampering.reseal(built.version / "build.json", cut=["dataset.source.path"])
     (built.version / "index/train.npy").unlink()
     built.tar(0).unlink()
@@ -236,7 +236,7 @@ def test_an_address_that_is_not_kept_is_asked_for(built: Built) -> None:
     built.check(built.tars[:2])
 
 
-def test_a_config_may_say_where_the_source_lies_now(built: Built, tmp_path: Path) -> None:
+def test_a_config_may_give_the_new_path_of_the_source(built: Built, tmp_path: Path) -> None:
     shutil.move(tmp_path / "raw", tmp_path / "moved")
     built.tar(0).unlink()
     assert not built.repair().ok
@@ -307,7 +307,7 @@ def test_a_server_that_is_down_costs_no_sample(tmp_path: Path, monkeypatch: pyte
     assert "server" in one.remedy and not (built.dataset / "quarantine.jsonl").exists()
 
 
-def test_what_a_server_has_no_more_is_gone(tmp_path: Path) -> None:
+def test_what_a_server_no_longer_has_is_gone(tmp_path: Path) -> None:
     raw.pictures(tmp_path / "raw", 8)
     with web_server(tmp_path / "raw", gives_parts=False) as (address, _):
         built = urls(tmp_path, address)
@@ -334,7 +334,7 @@ def test_a_named_shard_of_another_source_stays(built: Built, tmp_path: Path) -> 
     built.check()
 
 
-@pytest.mark.parametrize(("shard", "says"), [("99", "has no train/000099.tar"), ("a/b/c", "is no shard")])
-def test_a_shard_that_is_not_there_is_refused(built: Built, shard: str, says: str) -> None:
-    with pytest.raises(UsageError, match=says):
+@pytest.mark.parametrize(("shard", "message"), [("99", "has no train/000099.tar"), ("a/b/c", "is no shard")])
+def test_a_shard_that_is_not_there_is_refused(built: Built, shard: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         built.repair(shards=[shard])

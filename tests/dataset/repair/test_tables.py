@@ -1,4 +1,4 @@
-"""The files beside the tars are made again, proven, and nothing is made up."""
+"""The files beside the tars are made again and proven, and nothing is invented."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ def test_a_table_is_made_again(mended: Built, name: str, how: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in TABLES if name not in ("inputs.arrow", "rejects.parquet")])
-def test_what_the_other_tables_tell_needs_no_source(with_rejects: Built, tmp_path: Path, name: str) -> None:
+def test_what_follows_from_the_other_tables_needs_no_source(
+    with_rejects: Built, tmp_path: Path, name: str
+) -> None:
     damage.flip(with_rejects.version / name)
     shutil.rmtree(tmp_path / "raw")
     assert with_rejects.repair().ok
@@ -88,7 +90,7 @@ def test_all_tables_at_once(with_rejects: Built) -> None:
     with_rejects.check(with_rejects.tars[:2])
 
 
-def test_what_only_the_source_says_is_not_made_up(with_rejects: Built, tmp_path: Path) -> None:
+def test_what_only_the_source_holds_is_not_invented(with_rejects: Built, tmp_path: Path) -> None:
     name = "inputs.arrow"
     (with_rejects.version / name).unlink()
     shutil.move(tmp_path / "raw", tmp_path / "away")
@@ -104,7 +106,7 @@ def test_what_only_the_source_says_is_not_made_up(with_rejects: Built, tmp_path:
 
 
 def test_shards_are_repaired_without_inputs_and_source_of_the_rest(built: Built, tmp_path: Path) -> None:
-    """Index and samples tell enough of a shard, so that a sample is looked for by its key."""
+    """Index and samples give the keys by which the samples of a shard are looked for."""
     (built.version / "inputs.arrow").unlink()
     (tmp_path / "raw/new.png").write_bytes(raw.png(99))
     with (tmp_path / "raw/captions.csv").open("a") as file:
@@ -154,7 +156,7 @@ def test_a_lost_build_json_is_written_again_with_the_config(built: Built, name: 
     built.check([built.tar(0)])
 
 
-def test_a_lost_build_json_is_made_of_another_versions(built: Built) -> None:
+def test_a_lost_build_json_is_made_from_that_of_another_version(built: Built) -> None:
     built.another()
     (built.version / "build.json").unlink()
     assert repair(built.version).ok
@@ -184,7 +186,7 @@ def test_a_forged_table_is_not_believed(built: Built) -> None:
 
 
 @pytest.mark.parametrize("key", ["config_digest", "name", "filtered"])
-def test_a_manifest_that_can_be_read_is_not_believed_for_that(with_rejects: Built, key: str) -> None:
+def test_a_manifest_is_not_believed_because_it_can_be_read(with_rejects: Built, key: str) -> None:
     path = with_rejects.version / "manifest.json"
     value = read_json(path)
     path.write_text(json.dumps({**value, key: 7 if key == "filtered" else "0" * 64}))
@@ -199,7 +201,7 @@ def test_a_config_of_other_rules_is_refused(built: Built) -> None:
         built.repair(config=built.config.model_copy(update={"dataset": dataset}))
 
 
-def test_a_version_that_nothing_names_is_not_made_up(built: Built, tmp_path: Path) -> None:
+def test_a_version_that_nothing_names_is_not_invented(built: Built, tmp_path: Path) -> None:
     alone = shutil.copytree(built.version, tmp_path / "alone")
     (alone / "manifest.json").unlink()
     (alone / "build.json").unlink()

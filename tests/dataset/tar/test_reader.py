@@ -188,7 +188,7 @@ def test_gzip_is_read_as_the_tar_within(cut: int | None) -> None:
     assert (len(found) == len(MEMBERS) and not damage(found)) is (cut is None)
 
 
-def test_a_compressed_tar_of_another_name_says_so() -> None:
+def test_a_compressed_tar_with_another_name_is_recognised() -> None:
     (gap, cut) = read(b"\x1f\x8b\x08" + os.urandom(10_000))
     assert isinstance(gap, Gap) and gap.problem == "is compressed by gzip"
     assert isinstance(cut, Cut)

@@ -1,4 +1,4 @@
-"""What img2dataset's files beside a tar say of its samples."""
+"""What img2dataset's files beside a tar record of its samples."""
 
 import json
 from pathlib import Path

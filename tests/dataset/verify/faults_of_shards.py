@@ -1,8 +1,8 @@
 """Everything that may be wrong with a version or with tars, one at a time, and how `verify` must name it.
 
 A fault is put into one of three worlds. `built`: the version as the build wrote it, so checksums and tables
-tell of the fault. `forged`: all tables were made to agree with the damaged tars, so only the fault itself
-tells. `foreign`: nothing but tars, as others make them. A world that a fault does not mention cannot show it.
+show the fault. `forged`: all tables were made to agree with the damaged tars, so only the tars show it.
+`foreign`: nothing but tars, as others make them. A world that a fault does not mention cannot show it.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ Worlds = dict[World, Expected]
 
 @dataclass(frozen=True)
 class Fault:
-    """`also` are codes that may come with it, `also_built` and `also_foreign` in those worlds. `hides` are codes that nobody can know any more, of any shard;
-    `leaves_foreign` says that without this table the tars can only be judged as those of others, `hides_keys` that a
-    sample is nameless whose own header is broken. One that `forges` makes all tables anew."""
+    """`also` are codes that may come with it, `also_built` and `also_foreign` in those worlds. `hides` are codes that
+    cannot be found beside it in any shard. With `leaves_foreign`, the tars can only be judged like foreign ones; with
+    `hides_keys`, a sample whose header is broken has no name. A fault that `forges` writes all tables anew."""
 
     name: str
     inject: Inject
@@ -68,7 +68,7 @@ def also(codes: str) -> frozenset[str]:
 
 WRONG_BYTES = "shard.checksum|shard.truncated"
 """A tar that was written anew has another checksum, and perhaps another size."""
-TOLD_BY_CHECKSUM = also("shard.checksum shard.truncated shard.count member.checksum manifest.invalid")
+SHOWN_BY_CHECKSUM = also("shard.checksum shard.truncated shard.count member.checksum manifest.invalid")
 
 
 def structural(
@@ -85,7 +85,7 @@ def structural(
         "forged": on("", "", f"{default} {full}"),
         "foreign": on("", default, full),
     }
-    return Fault(name, inject, worlds, also(more), TOLD_BY_CHECKSUM, **options)
+    return Fault(name, inject, worlds, also(more), SHOWN_BY_CHECKSUM, **options)
 
 
 def of_bytes(
@@ -333,8 +333,8 @@ _B2ND = "volume.b2nd"
 def of_volume(
     name: str, inject: Inject, default: str = "", full: str = "", foreign: Expected | None = None
 ) -> Fault:
-    """`foreign` where a tar tells another thing to whoever does not know the modality. There a member of
-    another name is one that all other samples have, missing."""
+    """`foreign` are the codes where the modality is unknown, if they are others. There, a member with another name
+    also counts as missing, because all other samples have it."""
     fault = structural(name, inject, default, full, data="volumes")
     worlds: Worlds = fault.worlds if foreign is None else {**fault.worlds, "foreign": foreign}
     return replace(fault, worlds=worlds, also_foreign=also("sample.missing_member"))

@@ -17,7 +17,7 @@ from tests.dataset.verify.places import Hit, Inject, Place
 
 
 def file(name: str, damage: Callable[[Path], object], *others: str) -> Inject:
-    """Damage a file; of those that it is at odds with afterwards, `others` may be named as well."""
+    """Damage a file; verify may name one of the `others` instead, which contradict it then."""
 
     def inject(version: Path, at: Place) -> Hit:
         damage(version / name)

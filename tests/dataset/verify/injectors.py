@@ -1,4 +1,4 @@
-"""Ways to damage tars, each at a place, telling what must be named afterwards."""
+"""Ways to damage tars at a place; each returns what verify must name afterwards."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def cut(where: Callable[[Path, Sample], int]) -> Inject:
 
 
 def zeros(where: Callable[[Path, Sample], int]) -> Inject:
-    """Zeros from there to the end, as a file system leaves them whose writer lost its power."""
+    """Zeros from there to the end, as a loss of power leaves them."""
 
     def inject(version: Path, at: Place) -> Hit:
         tar, sample, _ = _sample(version, at)
@@ -191,7 +191,7 @@ def link_to_nowhere(version: Path, at: Place) -> Hit:
 
 
 def pipe_for_a_shard(version: Path, at: Place) -> Hit:
-    """Whoever opens it waits for ever."""
+    """A program that opens it waits for ever."""
     (version / at.shard).unlink()
     os.mkfifo(version / at.shard)
     return Hit((at.shard,))
@@ -229,7 +229,7 @@ def one_row_for_two(version: Path, at: Place) -> Hit:
 
 
 def changed(change: Callable[[list[Sample], int], tuple[str, ...]]) -> Inject:
-    """`change` works on the samples of the shard and tells the members that must be named."""
+    """`change` works on the samples of the shard and returns the members that must be named."""
 
     def inject(version: Path, at: Place) -> Hit:
         with taken_apart(version / at.shard) as samples:
@@ -345,7 +345,7 @@ def image_of_another(samples: list[Sample], row: int) -> tuple[str, ...]:
 
 
 def in_json(change: Callable[[dict[str, Any]], object]) -> Inject:
-    """Change what the sample's JSON says."""
+    """Change the content of the sample's JSON."""
 
     def of(samples: list[Sample], row: int) -> tuple[str, ...]:
         entry = _content(samples[row], "json")
@@ -377,7 +377,7 @@ class _Bomb:
 
 
 def pickled(suffix: str = "npy") -> bytes:
-    """A file that is executed by whoever loads it with its pickles."""
+    """A file that executes code in a program that unpickles it."""
     stream = io.BytesIO()
     value = np.array([_Bomb(), None], dtype=object)
     if suffix == "npz":
@@ -390,7 +390,7 @@ def pickled(suffix: str = "npy") -> bytes:
 
 
 def huge_png() -> bytes:
-    """A PNG whose header tells of 100,000 x 100,000 pixels of 32 bits."""
+    """A PNG whose header claims 100,000 x 100,000 pixels of 32 bits."""
     data = bytearray(raw.png(0))
     data[16:29] = struct.pack(">IIBBBBB", 100_000, 100_000, 8, 6, 0, 0, 0)
     data[29:33] = zlib.crc32(data[12:29]).to_bytes(4, "big")

@@ -1,4 +1,4 @@
-"""verify, called so that a hang is a failure and not the end of the tests."""
+"""Calls verify so that a hang fails one test and does not stop all."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tasks.core.findings import Finding, Report
 from tasks.dataset.verify.verifier import verify
 
 HUNG_S = 60.0
-"""On the clock, which a loaded machine stretches."""
+"""Wall-clock seconds, with room for a loaded machine."""
 
 
 class Hung(BaseException):
-    """verify did not come to an end; none of its handlers must take this for an error of a file."""
+    """verify did not end. No handler in it may take this for an error of a file."""
 
 
 def judged(path: Path, level: Any = "default") -> Report:
-    """The report, which can be printed, names a remedy for every finding, and came within HUNG_S."""
+    """The report, which arrived within HUNG_S, can be printed, and names a remedy for every finding."""
     signal.signal(signal.SIGALRM, _hang)
     signal.setitimer(signal.ITIMER_REAL, HUNG_S)
     try:
@@ -40,6 +40,6 @@ def _hang(*_: object) -> None:
 
 
 def as_lines(findings: Iterable[Finding]) -> str:
-    """The first of them, a line each."""
+    """The first findings, one per line."""
     lines = [f"{one.code} {' '.join(map(str, one.where.values()))} {dict(one.evidence)}" for one in findings]
     return "".join(f"\n    {line[:160]}" for line in lines[:12])

@@ -20,8 +20,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Hit:
-    """What must be named: one of the shards, one of the keys, one of the members, one of the files; where a
-    field is empty, nothing need be."""
+    """What must be named: one of the shards, one of the keys, one of the members, one of the files; an empty
+    field demands nothing."""
 
     shards: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
@@ -29,7 +29,7 @@ class Hit:
     files: tuple[str, ...] = ()
 
     def is_named(self, code: str, where: Mapping[str, Any]) -> bool:
-        """Whether the place of a finding is this one, as far as its code can tell."""
+        """Whether the place of a finding is this one, as far as its code shows."""
         about_sample = code.startswith(("sample.", "member."))
         about_member = code in (
             "member.empty",

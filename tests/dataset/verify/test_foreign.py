@@ -150,7 +150,7 @@ def test_a_hole_in_the_numbers_is_a_missing_shard(tmp_path: Path) -> None:
     for level in LEVELS:
         (finding,) = verify(folder, level).findings  # type: ignore[arg-type]
         assert finding.code == "shard.missing" and Path(finding.where["shard"]).name == "00001.tar"
-    assert codes(f"{folder}/{{00000,00002,00003}}.tar") == set(), "who names the tars means them"
+    assert codes(f"{folder}/{{00000,00002,00003}}.tar") == set(), "a pattern promises only the names in it"
 
 
 def lacking(suffix: str, every: int, count: int = 100) -> Iterable[tuple[str, bytes]]:
@@ -205,7 +205,7 @@ def test_sizes_beside_the_tars_are_compared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_cut_tar_says_how_much_is_gone_by_what_lies_beside_it(tmp_path: Path, level: Any) -> None:
+def test_the_loss_of_a_cut_tar_is_counted_by_the_files_beside_it(tmp_path: Path, level: Any) -> None:
     whole = tar_bytes(members(0, 240))
     tar = tmp_path / "00000.tar"
     tar.write_bytes(whole[: len(whole) * 2 // 3])
@@ -266,7 +266,7 @@ def test_the_command_ends_with_what_it_found(
 
 
 @pytest.mark.parametrize("options", [[], ["--full"], ["--json"]])
-def test_names_of_any_bytes_can_be_told(
+def test_names_of_any_bytes_can_be_printed(
     options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Bytes that are no UTF-8, a terminal's escapes, a line's end: in a name that a finding has to show."""

@@ -1,5 +1,6 @@
 """Tars made to do harm: nothing in them is executed, extracted or unpacked without limit, and each is named.
-And tars that are shut, or have something else in their place: named for what they are.
+
+Tars that may not be read, or that have something else in their place, are reported as such.
 """
 
 import contextlib
@@ -37,7 +38,7 @@ GOOD = {"jpg": raw.png(0, kind="JPEG"), "txt": b"a caption"}
 
 
 class Trap:
-    """Unpickled, it makes a file."""
+    """It makes a folder when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = str(path)
@@ -57,12 +58,12 @@ BEFORE, AFTER = (b"".join(sample(f"{n}", **GOOD) for n in numbers) for numbers i
 
 
 def most_memory() -> int:
-    """Bytes that this process has ever had."""
+    """The most bytes that this process has ever held."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def judged(folder: Path, data: bytes | Callable[[Any], object], decodes: bool = True) -> ShardResult:
-    """What is found, within time and memory."""
+    """Examine a tar within the limits of time and memory."""
     with (folder / "a.tar").open("wb") as file:
         _ = file.write(data) if isinstance(data, bytes) else data(file)
     before = most_memory()
@@ -142,7 +143,7 @@ def test_no_pickle_is_executed(tmp_path: Path, suffix: str, decodes: bool) -> No
 
 
 MOST_UNPACKED = 1 << 26
-"""Less than in earnest, so that bombs are quickly made."""
+"""Less than the real limit, so that bombs are quickly made."""
 BOMB_BYTES = MOST_UNPACKED + (1 << 25)
 
 
@@ -256,7 +257,7 @@ LIES: dict[str, tuple[bytes, set[str]]] = {
     "a pax header of 1 GB": (_pax(pax_record("path", "b.txt"), 1 << 30), {"shard.truncated"}),
     "a pax header of 2 MB": (_pax(pax_record("comment", "x" * (2 << 20))), {"shard.checksum"}),
     "a torn pax header": (_pax(b"99 path=b.txt\n"), {"shard.checksum"}),
-    "a pax header of another length than it says": (_pax(b"13 mtime=17\n"), {"shard.checksum"}),
+    "a pax header of another length than it claims": (_pax(b"13 mtime=17\n"), {"shard.checksum"}),
     "a pax record of no length": (_pax(b"0 path=b.txt\n"), {"shard.checksum"}),
     "a pax header of nonsense": (_pax(b"\xff" * 700), {"shard.checksum"}),
     "a size that is no number": (_pax(pax_record("size", "many")), {"shard.checksum"}),
@@ -308,7 +309,7 @@ def _long_name(file: Any) -> None:
 
 
 def _extended(file: Any) -> None:
-    """Every second header tells about the next one, and nothing else is there."""
+    """Headers that describe the next one, and no member."""
     found = _pax(pax_record("comment", "x"))
     file.write(found * 100_000 + END)
 
@@ -353,7 +354,7 @@ STARTS = (
 
 @pytest.mark.parametrize("suffix", CHECKS)
 def test_no_decoder_is_brought_down(tmp_path: Path, suffix: str) -> None:
-    """By anything that another decoder takes, nor by noise."""
+    """A decoder survives what another decoder reads, and noise."""
     bombs = [make() for name, (_, make) in BOMBS.items() if "zip" not in name]
     noise = [np.random.default_rng(seed).bytes(5000) for seed in range(5)]
     starts = [start + noise[0] for start in STARTS]
@@ -363,7 +364,7 @@ def test_no_decoder_is_brought_down(tmp_path: Path, suffix: str) -> None:
 
 
 DAC_OVERRIDE, DAC_READ_SEARCH = 1, 2
-"""The capabilities by which root reads what it has no right to."""
+"""The capabilities by which root ignores the permissions of files."""
 
 
 class _CapabilityHead(ctypes.Structure):
@@ -372,7 +373,7 @@ class _CapabilityHead(ctypes.Structure):
 
 @contextlib.contextmanager
 def without_privilege() -> Iterator[None]:
-    """This thread, and those that it starts, mind the rights of files, whoever runs the tests."""
+    """This thread, and those that it starts, obey the permissions of files even where root runs the tests."""
     libc, head = ctypes.CDLL(None, use_errno=True), _CapabilityHead(0x20080522, 0)
     held, fewer = (ctypes.c_uint32 * 6)(), (ctypes.c_uint32 * 6)()
     assert libc.capget(ctypes.byref(head), held) == 0

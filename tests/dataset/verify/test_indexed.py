@@ -60,7 +60,7 @@ def found(indexed: Indexed, level: str = "default") -> set[tuple[str, str | None
     return {(one.code, one.where.get("shard"), one.where.get("key")) for one in report.findings}
 
 
-def test_sound_ones_are_sound_at_every_level_and_their_samples_are_shown(indexed: Indexed) -> None:
+def test_sound_versions_are_sound_at_every_level_and_their_samples_are_shown(indexed: Indexed) -> None:
     for level in ("quick", "default", "full"):
         assert found(indexed, level) == set()
     shown = [SampleReader(indexed.version, "train").read(row) for row in range(COUNT)]
@@ -84,7 +84,7 @@ def test_what_happened_to_a_tar_is_named(indexed: Indexed) -> None:
     assert all("`tarmac index` again" in remedy for remedy in remedies)
 
 
-def test_they_are_not_repaired_but_bad_samples_are_left_out(indexed: Indexed) -> None:
+def test_foreign_tars_are_not_repaired_but_bad_samples_are_left_out(indexed: Indexed) -> None:
     flip(indexed.tars / "1.tar", b"caption 4")
     with pytest.raises(
         UsageError, match=r"an index of tars that others wrote.*--quarantine alone leaves bad"
@@ -109,9 +109,9 @@ def keys(indexed: Indexed, reader: str, left: list[Quarantined]) -> set[str]:
         return {key for _ in range(3 * COUNT) for key in next(batches)["key"]}
 
 
-def test_a_server_that_is_down_says_nothing_of_the_tars(indexed: Indexed) -> None:
+def test_a_server_that_is_down_is_no_fault_of_the_tars(indexed: Indexed) -> None:
     if indexed.server is None:
-        pytest.skip("of a remote one only")
+        pytest.skip("only a remote one has a server")
     indexed.server.fault = refused
     with pytest.raises((TarmacError, OSError), match="the store answers 500"):
         verify(indexed.dataset)

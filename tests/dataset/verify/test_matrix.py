@@ -58,11 +58,11 @@ PLACES = (
     Place("train/000004.tar", "train/000005.tar", "val/000002.tar", 2),
     Place("val/000001.tar", "val/000003.tar", "train/000003.tar", 1),
 )
-"""Which have no shard in common."""
+"""These places have no shard in common."""
 SMALL = Place("train/000000.tar", "train/000001.tar", "val/000000.tar", 0)
 SEED, TRIPLES = 20, 30
 MOST_S = 20.0
-"""Of one core for one look at a hundred samples."""
+"""Seconds of one core for one verification of a hundred samples."""
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +168,7 @@ def put_in(world: World, version: Path, some: Iterable[tuple[Fault, Place]]) -> 
 
 
 def missed(findings: list[Finding], expected: Iterable[str], hit: Hit) -> list[str]:
-    """Of the expected codes those that no finding has with the right place."""
+    """The expected codes that no finding has with the right place."""
     return [
         codes
         for codes in expected
@@ -221,7 +221,7 @@ def test_a_fault_is_found_and_named_and_nothing_else_is(
         TALLY.found["alone", level] += len(expected) - len(lacking)
         beside = sorted({finding.code for finding in findings} - allowed)
         if lacking or beside or (expected and is_ok):
-            wrong.append(f"{level}: lacks {lacking}, has beside {beside}, tells{as_lines(findings)}")
+            wrong.append(f"{level}: lacks {lacking}, has beside {beside}, reports{as_lines(findings)}")
     assert not wrong, "\n".join(wrong)
 
 
@@ -238,7 +238,7 @@ def expected_beside(fault: Fault, world: World, level: str, others: Iterable[Fau
 def lost_together(
     world: World, version: Path, some: list[tuple[Fault, Place]], hits: list[Hit], kind: str, level: str
 ) -> list[str]:
-    """What of several faults at different places is not found at this level."""
+    """The faults at different places that are not found at this level."""
     lost = []
     if any(fault.hides_keys for fault, _ in some):
         hits = [replace(hit, keys=()) for hit in hits]
@@ -278,7 +278,7 @@ def test_pairs_of_faults_in_different_shards_are_all_found(
 def test_pairs_of_faults_in_one_shard_never_hide_each_other(
     world: World, fresh: Callable[[str], Path]
 ) -> None:
-    """What one does to the shard may leave no place for the other, or take what it did away again."""
+    """One fault may leave no place for the other, or undo it, so only one of them has to be found."""
     lost = []
     local = [fault for fault in faults.TOGETHER if world in fault.worlds and fault.has_shard]
     for (one, other), level in zip(combinations(local, 2), cycle(LEVELS), strict=False):

@@ -1,4 +1,4 @@
-"""What verify can be pointed at: datasets, versions, and tars of whatever origin, here or on a web server."""
+"""What verify can judge: datasets, versions, and tars of any origin, on this machine or on a web server."""
 
 import gzip
 import json
@@ -51,7 +51,7 @@ def reported(path: Any, level: Any = "default") -> list[tuple[str, str]]:
     ["", "train", "train/{000000..000006}.tar", "{train,val}/{000000..000001}.tar", "{train,val}", "*/*.tar", "train/00000?.tar",
      "train/000003.tar", "**/*.tar"],
 )  # fmt: skip
-def test_tars_of_others_are_sound_however_they_are_named(tars: Path, pattern: str, level: Any) -> None:
+def test_foreign_tars_are_sound_however_they_are_named(tars: Path, pattern: str, level: Any) -> None:
     report = verify(f"{tars}/{pattern}".rstrip("/"), level)
     assert report.findings == []
     assert {entry["code"] for entry in report.ruled_out} >= {"shard.missing", "shard.truncated"}
@@ -128,7 +128,7 @@ def two(tmp_path: Path) -> tuple[Path, str, str]:
     return tmp_path / "data", *names  # type: ignore[return-value]
 
 
-def ways_out(path: Path | str) -> list[str | None]:
+def commands(path: Path | str) -> list[str | None]:
     return [one.command for one in found(path)]
 
 
@@ -148,7 +148,7 @@ def test_the_version_that_was_judged_is_the_one_to_repair(
         (f"{dataset}/versions/{old}", f"{dataset}/versions/{old}"),
         ("my copy", "'my copy'"),
     ):
-        assert ways_out(given) == [f"tarmac repair {repaired}"]
+        assert commands(given) == [f"tarmac repair {repaired}"]
     assert repair(copy).ok and repair(f"data/versions/{old}").ok
     assert found(copy) == found(f"data/versions/{old}") == []
 
@@ -167,11 +167,11 @@ def test_a_current_that_leads_nowhere_goes_to_the_newest_version(two: tuple[Path
     (dataset / "current").unlink()
     assert "none of 2 versions is current" in found(dataset)[0].evidence["problem"]
     (dataset / "versions" / new / "manifest.json").unlink()
-    assert ways_out(dataset) == [f"{back} {old}"], "what cannot be rolled back to is not advised"
+    assert commands(dataset) == [f"{back} {old}"], "what cannot be rolled back to is not advised"
     for name in (old, new):
         shutil.rmtree(dataset / "versions" / name)
     (dataset / "current").symlink_to(f"versions/{new}")
-    assert ways_out(dataset) == [None] and "tarmac build CONFIG" in found(dataset)[0].remedy
+    assert commands(dataset) == [None] and "tarmac build CONFIG" in found(dataset)[0].remedy
 
 
 def test_a_version_that_was_renamed_is_to_be_renamed_back(two: tuple[Path, str, str]) -> None:
@@ -179,7 +179,7 @@ def test_a_version_that_was_renamed_is_to_be_renamed_back(two: tuple[Path, str, 
     backup = (dataset / "versions" / new).rename(dataset / "versions" / "backup")
     (finding,) = found(backup)
     assert finding.where == {"file": "manifest.json"} and f"rename the folder to {new}" in finding.remedy
-    assert ways_out(dataset) == [f"tarmac versions {dataset} rollback {old}"]
+    assert commands(dataset) == [f"tarmac versions {dataset} rollback {old}"]
 
 
 def test_an_unfinished_build_is_no_dataset(two: tuple[Path, str, str]) -> None:
@@ -215,7 +215,7 @@ def test_a_folder_that_holds_nothing_to_judge(two: tuple[Path, str, str], tmp_pa
         verify(tmp_path / "many")
 
 
-def test_parts_of_a_version_are_not_compared_and_that_is_said(two: tuple[Path, str, str]) -> None:
+def test_parts_of_a_version_are_not_compared_and_the_report_notes_it(two: tuple[Path, str, str]) -> None:
     dataset, old, new = two
     for given, names, command in (
         (f"{dataset}/current/train", [new], f"tarmac verify {dataset} compares"),
@@ -237,7 +237,7 @@ def test_without_a_manifest_changed_bytes_are_not_seen(tars: Path, level: Any) -
     assert unseen[-1] == NO_MANIFEST and not any("version" in one for one in unseen)
 
 
-def test_the_manifest_of_another_dataset_rules_over_no_sample(two: tuple[Path, str, str]) -> None:
+def test_the_manifest_of_another_dataset_accuses_no_sample(two: tuple[Path, str, str]) -> None:
     dataset, _, new = two
     version = dataset / "versions" / new
     other = versions.read_manifest(version).model_copy(update={"modality": "chat"})
@@ -267,7 +267,7 @@ def test_the_manifest_of_another_dataset_rules_over_no_sample(two: tuple[Path, s
         ("s3:///x", "not a valid address"),
     ],
 )
-def test_what_cannot_be_judged_is_a_mistake_of_the_command(
+def test_what_cannot_be_judged_is_a_usage_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -310,7 +310,7 @@ def test_gzip_is_read_as_other_loaders_read_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_what_nobody_looked_into_is_no_sound_tar(tmp_path: Path, level: Any) -> None:
+def test_a_tar_that_cannot_be_decompressed_is_not_called_sound(tmp_path: Path, level: Any) -> None:
     write_tar(tmp_path / "0.tar", "a")
     (tmp_path / "1.tar.zst").write_bytes(b"\x28\xb5\x2f\xfd" + bytes(100))
     assert reported(tmp_path, level) == [("shard.checksum", "1.tar.zst")]
@@ -323,7 +323,7 @@ def test_a_tar_without_samples(tmp_path: Path) -> None:
     assert reported(tmp_path) == [("shard.count", "1.tar")]
 
 
-def test_keys_of_others_cannot_act_on_the_terminal(tmp_path: Path) -> None:
+def test_keys_in_foreign_tars_cannot_act_on_the_terminal(tmp_path: Path) -> None:
     key = "a\x1b[2Jb"
     write_tar(tmp_path / "0.tar", key)
     write_tar(tmp_path / "1.tar", key)

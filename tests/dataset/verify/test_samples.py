@@ -1,4 +1,4 @@
-"""What only all shards together tell: keys and groups that are twice; and each bad sample, told of once."""
+"""Faults that only all shards together show, such as a key in two of them; each bad sample is reported once."""
 
 import json
 import os
@@ -89,11 +89,11 @@ def keys_of(version: Path, shard: str) -> list[str]:
 def bad_samples(version: Path, level: Any = "default") -> dict[tuple[str, str], str]:
     bad: list[BadSample] = []
     verify(version, level, on_bad=bad.append)
-    assert len({(one.shard, one.key) for one in bad}) == len(bad), "each sample is told of once"
+    assert len({(one.shard, one.key) for one in bad}) == len(bad), "each sample is reported once"
     return {(one.shard, one.key): one.reason for one in bad}
 
 
-def test_every_bad_sample_is_told_of_once_with_its_first_reason(version: Path) -> None:
+def test_every_bad_sample_is_reported_once_with_its_first_reason(version: Path) -> None:
     gone, cut, flipped, swapped, other = (f"train/{number:06d}.tar" for number in range(5))
     expected = {(gone, key): "shard.missing" for key in keys_of(version, gone)}
     (version / gone).unlink()
@@ -153,7 +153,7 @@ def write_apart(path: Path, keys: range) -> None:
     path.write_bytes(b"".join(entries) + END)
 
 
-def test_a_sample_in_many_pieces_is_one_finding_that_says_how_to_pack_them(tmp_path: Path) -> None:
+def test_a_sample_in_many_pieces_is_one_finding_whose_remedy_is_to_sort_the_tar(tmp_path: Path) -> None:
     write_apart(tmp_path / "0.tar", range(40))
     findings = verify(tmp_path).findings
     assert Counter(finding.where["key"] for finding in findings) == {f"{key:05d}": 1 for key in range(40)}
@@ -199,7 +199,7 @@ def test_what_is_not_listed_is_counted_on_the_screen(tmp_path: Path, monkeypatch
     assert not any("and_more" in line for line in found)
 
 
-def test_a_sample_of_others_that_lacks_two_members_is_told_of_once(tmp_path: Path) -> None:
+def test_a_foreign_sample_that_lacks_two_members_is_bad_once(tmp_path: Path) -> None:
     for number in range(4):
         write_tar(tmp_path / f"{number}.tar", number)
     write_shard(tmp_path / "4.tar", [("x", {"json": b"{}", "png": b""}), ("y", {"json": b"{}"})])

@@ -30,8 +30,13 @@ def own(folder: Path, samples: Samples, **task: Any) -> Any:
     """A shard as the build writes it, and its rows of the tables."""
     spans, blake3 = write_shard(folder / NAME, samples)
     index = np.array([(0, *span) for span in spans], INDEX)
-    said = {"blake3": blake3, "samples": len(samples), "index": index, "keys": [key for key, _ in samples]}
-    return ShardTask(str(folder), NAME, **{**said, "is_own": True, "modality": "image_text", **task})
+    recorded = {
+        "blake3": blake3,
+        "samples": len(samples),
+        "index": index,
+        "keys": [key for key, _ in samples],
+    }
+    return ShardTask(str(folder), NAME, **{**recorded, "is_own": True, "modality": "image_text", **task})
 
 
 def foreign(folder: Path, data: bytes, **task: Any) -> ShardTask:
@@ -57,7 +62,7 @@ def codes(found: ShardResult) -> set[str]:
 
 
 def faults(found: ShardResult) -> list[tuple[str, str | None, str | None]]:
-    """Those of samples."""
+    """The faults of samples."""
     return [
         (one.code, one.where["key"], one.where.get("member")) for one in found.faults if "key" in one.where
     ]
@@ -84,9 +89,9 @@ def test_a_sound_shard_has_no_faults(tmp_path: Path, decodes: bool) -> None:
     assert not found.faults and not found.bad and not found.undecoded
     assert found.blake3 == blake3_file(tmp_path / NAME)
     assert list(found.keys) == [key for key, _ in pairs(50)]
-    nobody_s = check_shard(ShardTask(task.folder, NAME, decodes=decodes))
-    assert sets(nobody_s) == {("json", "png", "txt"): list(found.keys)}
-    assert nobody_s.faults == []
+    without_tables = check_shard(ShardTask(task.folder, NAME, decodes=decodes))
+    assert sets(without_tables) == {("json", "png", "txt"): list(found.keys)}
+    assert without_tables.faults == []
 
 
 @pytest.mark.parametrize("decodes", [False, True])
@@ -101,7 +106,7 @@ def test_upper_case_suffixes_are_those_that_loaders_see(tmp_path: Path) -> None:
     assert set(sets(check_shard(foreign(tmp_path, data, decodes=True)))) == {("jpg", "txt")}
 
 
-def test_what_a_sample_lacks_or_has_too_much_of(tmp_path: Path) -> None:
+def test_missing_and_surplus_members_are_named(tmp_path: Path) -> None:
     samples = pairs(20)
     samples[3] = ("0003", {"png": GOOD["png"]})
     samples[5] = ("0005", {**GOOD, "txt": b""})
@@ -193,7 +198,7 @@ def test_with_an_index_damage_names_the_samples_it_hit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("decodes", [False, True])
-def test_a_cut_anywhere_is_seen_and_tells_what_is_lost(tmp_path: Path, decodes: bool) -> None:
+def test_a_cut_anywhere_is_found_and_its_lost_samples_are_named(tmp_path: Path, decodes: bool) -> None:
     samples = pairs(4, {"png": b"x" * 600, "txt": b"a caption"})
     task = replace(own(tmp_path, samples), decodes=False)
     data = (tmp_path / NAME).read_bytes()
@@ -210,7 +215,7 @@ def test_a_cut_anywhere_is_seen_and_tells_what_is_lost(tmp_path: Path, decodes: 
         assert "shard.truncated" in codes(check_shard(ShardTask(task.folder, NAME)))
 
 
-def test_an_unreadable_disk_is_told_with_what_is_lost(
+def test_a_disk_that_cannot_be_read_is_reported_with_the_lost_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = own(tmp_path, pairs(4, {**GOOD, "bin": os.urandom(BUFFER)}))
@@ -233,7 +238,7 @@ def test_an_unreadable_disk_is_told_with_what_is_lost(
     assert codes(found) == {"shard.checksum"} and list(found.bad) == ["0001", "0002", "0003"]
 
 
-def test_a_wrong_index_and_wrong_keys_are_told_apart_from_a_wrong_tar(tmp_path: Path) -> None:
+def test_a_wrong_index_and_wrong_keys_are_distinguished_from_a_wrong_tar(tmp_path: Path) -> None:
     task = replace(own(tmp_path, pairs(20)), compares=True)
     index = task.index.copy()
     index["crc32c"][7] ^= 1

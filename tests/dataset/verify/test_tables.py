@@ -1,4 +1,4 @@
-"""The files beside the tars: no changed bit goes unseen, no nonsense is fatal, and each is told of once."""
+"""The files beside the tars: every changed bit is found, nonsense is never fatal, and each file is reported once."""
 
 import json
 import os
@@ -80,7 +80,7 @@ def test_nonsense_is_a_finding_and_never_fatal(version: Path, name: str, has_che
 
 
 def rows_of(count: int) -> bytes:
-    """An index whose header tells of so many rows."""
+    """An index whose header claims so many rows."""
     described = str({"descr": np.lib.format.dtype_to_descr(INDEX), "fortran_order": False, "shape": (count,)})
     header = described.encode().ljust(246) + b"\n"
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
@@ -118,7 +118,7 @@ def test_a_pipe_is_not_waited_for(version: Path) -> None:
     assert {"manifest.json", "shards.parquet", "build.json"} <= set(files(found(version, "default")))
 
 
-def test_without_any_table_the_index_still_tells_which_sample_is_bad(version: Path) -> None:
+def test_without_any_table_the_index_still_shows_which_sample_is_bad(version: Path) -> None:
     key = pq.read_table(version / "samples" / "train.parquet")["key"][3].as_py()
     entry = np.load(version / "index" / "train.npy")[3]
     for name in ("manifest.json", "shards.parquet", "build.json"):
@@ -144,7 +144,9 @@ def test_without_seals_files_that_contradict_each_other_are_reported(version: Pa
     path.write_text(json.dumps(manifest))
     assert files(found(version)) == ["manifest.json"], "its seal is wrong"
     (version / "build.json").unlink()
-    assert set(files(found(version, "default"))) == {"build.json", "shards.parquet"}, "they are at odds"
+    assert set(files(found(version, "default"))) == {"build.json", "shards.parquet"}, (
+        "they contradict each other"
+    )
 
 
 INDEX_CHANGES: list[Callable[[np.ndarray], Any]] = [

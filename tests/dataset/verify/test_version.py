@@ -110,7 +110,7 @@ def test_an_index_with_a_wrong_checksum(version: Path) -> None:
     np.save(path, index)
     assert codes(version, "quick") == codes(version) == {"index.mismatch"}
     (version / "build.json").unlink()
-    assert codes(version, "quick") == {"manifest.invalid"}, "only the content tells"
+    assert codes(version, "quick") == {"manifest.invalid"}, "only the content shows it"
     key = pq.read_table(version / "samples" / "train.parquet")["key"][7].as_py()
     assert find(version, "index.mismatch").where["key"] == key
     for data in (b"", b"garbage", path.read_bytes()[:200]):
@@ -128,7 +128,7 @@ def forge(version: Path, samples: list[tuple[str, Members]]) -> None:
 
 @pytest.fixture
 def loose(version: Path, tmp_path: Path) -> Path:
-    """A version outside of any dataset, whose name says nothing about its content."""
+    """A version outside of any dataset, whose name shows nothing of its content."""
     return version.rename(tmp_path / "loose")
 
 
