@@ -80,4 +80,4 @@ MEND = (
     "mend the source and build a new version: tarmac build CONFIG; tarmac repair DATASET --quarantine lets "
     "training go on without what is bad"
 )
-MIND = "check this machine (its disk and permissions) or the server that did not answer, and repair again"
+RETRY = "check this machine (its disk and permissions) or the server that did not answer, and repair again"

@@ -36,7 +36,7 @@ from tasks.dataset.verify.verifier import BadSample, Level, verify
 
 __all__ = ["Repaired", "repair"]
 
-UNTANGLE = "correct quarantine.jsonl by hand and repair again"
+CORRECT_BY_HAND = "correct quarantine.jsonl by hand and repair again"
 AS_BUILT = "its bytes are as they were built, so its bad samples came from the source like this"
 NOT_OURS = (
     "is an index of tars that others wrote, which Tarmac cannot make again: put those that were indexed "
@@ -139,7 +139,7 @@ class _Repair:
             repaired = {done.file for done in shards.done}
             aside = _set_aside(self.place.version, self.level, self.bad, repaired, adds and knows_keys)
         except DataError as error:
-            failed.append(Failed(quarantine.NAME, str(error), UNTANGLE))
+            failed.append(Failed(quarantine.NAME, str(error), CORRECT_BY_HAND))
             aside, is_set_aside = QuarantineChange(), False
         return Repaired(
             version=self.place.version,

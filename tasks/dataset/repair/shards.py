@@ -39,7 +39,7 @@ from tasks.dataset.repair.contents import (
     spans_of,
     worded,
 )
-from tasks.dataset.repair.result import BRING_BACK, CONFIGURE, MIND, MOVED, REBUILD, Done, Failed, Way
+from tasks.dataset.repair.result import BRING_BACK, CONFIGURE, MOVED, REBUILD, RETRY, Done, Failed, Way
 from tasks.dataset.repair.source import BuildOrigin, ReconvertedShard, Reconverter
 from tasks.dataset.repair.workplace import Workplace, inode, is_file, is_sealed
 from tasks.dataset.tables import ShardRecord, read_shards
@@ -221,7 +221,8 @@ class ShardRepair:
         self._show_progress()
 
     def _fail(self, record: ShardRecord, reason: str, remedy: str, is_environment: bool = False) -> None:
-        self.failed.append(Failed(record.name, reason, MIND if is_environment else remedy, is_environment))
+        remedy = RETRY if is_environment else remedy
+        self.failed.append(Failed(record.name, reason, remedy, is_environment))
         self._show_progress()
 
     def _show_progress(self) -> None:

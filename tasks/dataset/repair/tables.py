@@ -27,7 +27,7 @@ from tasks.dataset.building.builder import build
 from tasks.dataset.building.catalogue import RejectedSample
 from tasks.dataset.building.sidecar import first
 from tasks.dataset.layout import BUILD, INPUTS, MANIFEST, REJECTS, VERSIONS
-from tasks.dataset.repair.result import CONFIGURE, MIND, REBUILD, Done, Failed
+from tasks.dataset.repair.result import CONFIGURE, REBUILD, RETRY, Done, Failed
 from tasks.dataset.repair.source import BuildOrigin
 from tasks.dataset.repair.workplace import Seals, Workplace, is_file, is_sealed, read_seals
 from tasks.dataset.tables import DAMAGED, REJECTS_SCHEMA, ArrowBatches, read_pieces
@@ -160,7 +160,7 @@ class TableRepair:
         if self.trouble is not None:
             reason = f"needs the source, which cannot be read: {self.trouble}"
             is_environment = is_environment_error(self.trouble)
-            return Failed(name, reason, MIND if is_environment else REBUILD, is_environment)
+            return Failed(name, reason, RETRY if is_environment else REBUILD, is_environment)
         reason = "needs the source, and the source is not what it was when this was built"
         return Failed(name, reason, REBUILD)
 

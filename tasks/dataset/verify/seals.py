@@ -11,11 +11,10 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from tasks.core.engines.local import map_in_threads
 from tasks.core.files import CHUNK, blake3_file, disk_full_as_error
 from tasks.core.process import available_cores
 from tasks.core.stores import NotRegular, StoreUnreachable, is_remote
@@ -52,11 +51,10 @@ class VersionFiles:
             self.root = Path(self._copies.name)
         self.faults: dict[str, Fault] = {}
         seals = self.use(BUILD, self._read_seals) or {}
-        with ThreadPoolExecutor(available_cores()) as pool:
-            problems = pool.map(partial(attempt, self._difference), seals, seals.values())
-            for name, problem in zip(seals, problems, strict=True):
-                if problem is not None:
-                    self.blame(name, problem)
+        found = map_in_threads(lambda one: attempt(self._difference, *one), seals.items(), available_cores())
+        for name, problem in zip(seals, found, strict=True):
+            if problem is not None:
+                self.blame(name, problem)
         self.sealed = frozenset(name for name in seals if name not in self.faults)
 
     def close(self) -> None:

@@ -12,12 +12,12 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, BinaryIO, TypeVar
 
 from blake3 import blake3
 
+from tasks.core.engines.local import map_in_threads
 from tasks.core.errors import UsageError
 from tasks.core.folders import LocalStore, open_store
 from tasks.core.stores import (
@@ -117,11 +117,7 @@ def ends(folder: str, names: Iterable[str], count: int) -> Iterator[tuple[str, b
         read = store.read if name.endswith(ZIPPED) else store.read_end
         return name, attempt(read, name + query, count)
 
-    if isinstance(store, LocalStore):
-        yield from map(one, names)
-        return
-    with ThreadPoolExecutor(TOGETHER) as pool:
-        yield from pool.map(one, names)
+    yield from map(one, names) if isinstance(store, LocalStore) else map_in_threads(one, names, TOGETHER)
 
 
 def tars_in(folder: str, *, hidden: bool = False, lenient: bool = False) -> dict[str, int]:
