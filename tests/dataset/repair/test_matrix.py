@@ -9,12 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.core.schema import Config
-from tasks.dataset.building.builder import build
 from tasks.dataset.repair.run import repair
 from tasks.dataset.verify.verifier import verify
 from tests.dataset import raw
-from tests.dataset.raw import chat
 from tests.dataset.verify import faults_of_shards as faults
 from tests.dataset.verify.faults_of_shards import Fault
 from tests.dataset.verify.injectors import Place
@@ -37,23 +34,10 @@ class World:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        splits = {"val": 0.25}
-        for name, count in (("pictures", 120), ("another", 130)):
-            raw.pictures(root / "raw" / name, count)
-        raw.volumes(root / "raw/ct", 24)
-        chat.write_parquet(root / "raw/chat/a.parquet", [chat.row(number) for number in range(24)])
-        self.configs: dict[str, Config] = {
-            "pictures": raw.config(root / "raw/pictures", root / "pictures-out", splits=splits),
-            "another": raw.config(root / "raw/another", root / "another-out", splits=splits),
-            "volumes": raw.volume_config(root / "raw/ct", root / "volumes-out", splits=splits),
-            "chats": chat.config(root / "raw/chat/a.parquet", root / "chats-out", splits=splits),
-        }
-        self.names = {}
-        for name, config in self.configs.items():
-            version = build(config).version
-            self.names[name] = version.name
-            version.rename(root / name)
-        self.whole = {name: raw.contents(root / name, without=("build.json",)) for name in self.configs}
+        built = faults.build_each(root)
+        self.configs = {name: config for name, (config, _) in built.items()}
+        self.names = {name: version for name, (_, version) in built.items()}
+        self.whole = {name: raw.contents(root / name, without=("build.json",)) for name in built}
 
     def damaged(self, data: str, some: list[Fault], folder: Path) -> tuple[Path, dict[Path, int]]:
         """A copy with these faults in a dataset of its own, and the tars in it that are still sound."""

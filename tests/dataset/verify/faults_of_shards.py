@@ -16,7 +16,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from tasks.core.schema import Config
+from tasks.dataset.building.builder import build
 from tests.dataset import damage, raw, tampering
+from tests.dataset.raw import chat
 from tests.dataset.verify import file_injectors as harm
 from tests.dataset.verify import injectors as put
 from tests.dataset.verify.places import Inject
@@ -33,6 +36,27 @@ def on(quick: str = "", default: str = "", full: str = "") -> Expected:
 
 
 Worlds = dict[World, Expected]
+
+
+def build_each(folder: Path) -> dict[str, tuple[Config, str]]:
+    """Build a sound version of each kind as FOLDER/KIND, apart from any dataset, from raw data in FOLDER/raw; return
+    its config and the name that it had."""
+    raw_data, splits = folder / "raw", {"val": 0.4}
+    for name, count in (("pictures", 140), ("another", 150)):
+        raw.pictures(raw_data / name, count)
+    raw.volumes(raw_data / "ct", 24)
+    turns = [chat.turn("<image>What is it?"), chat.turn("Sure?")]
+    chat.write_parquet(raw_data / "chat/a.parquet", [chat.row(number, texts=turns) for number in range(24)])
+    configs = {
+        "pictures": raw.config(raw_data / "pictures", raw_data / "pictures-out", splits=splits),
+        "another": raw.config(raw_data / "another", raw_data / "another-out", splits=splits),
+        "volumes": raw.volume_config(raw_data / "ct", raw_data / "ct-out", splits=splits),
+        "chats": chat.config(raw_data / "chat/a.parquet", raw_data / "chat-out", splits=splits),
+    }
+    built = {kind: (config, build(config).version) for kind, config in configs.items()}
+    for kind, (_, version) in built.items():
+        version.rename(folder / kind)
+    return {kind: (config, version.name) for kind, (config, version) in built.items()}
 
 
 @dataclass(frozen=True)

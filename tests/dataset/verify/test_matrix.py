@@ -17,9 +17,7 @@ from typing import Any
 import pytest
 
 from tasks.core.findings import Finding
-from tasks.dataset.building.builder import build
-from tests.dataset import raw, tampering
-from tests.dataset.raw import chat
+from tests.dataset import tampering
 from tests.dataset.verify import faults_of_shards as faults
 from tests.dataset.verify.faults_of_shards import LEVELS, Fault, World
 from tests.dataset.verify.injectors import EXECUTED
@@ -67,23 +65,9 @@ MOST_S = 20.0
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sound version of each kind, apart from any dataset, whose names say nothing about their content."""
+    """A sound version of each kind, apart from any dataset, whose names show nothing of their content."""
     folder = tmp_path_factory.mktemp("made")
-    splits = {"val": 0.4}
-    for name, count in (("pictures", 140), ("another", 150)):
-        raw.pictures(folder / "raw" / name, count)
-        built = build(raw.config(folder / "raw" / name, folder / "raw" / f"{name}-out", splits=splits))
-        built.version.rename(folder / name)
-    raw.volumes(folder / "raw" / "ct", 24)
-    build(raw.volume_config(folder / "raw" / "ct", folder / "raw" / "ct-out", splits=splits)).version.rename(
-        folder / "volumes"
-    )
-    rows = [
-        chat.row(number, texts=[chat.turn("<image>What is it?"), chat.turn("Sure?")]) for number in range(24)
-    ]
-    chat.write_parquet(folder / "raw" / "chat" / "a.parquet", rows)
-    config = chat.config(folder / "raw" / "chat" / "a.parquet", folder / "raw" / "chat-out", splits=splits)
-    build(config).version.rename(folder / "chats")
+    faults.build_each(folder)
     shutil.rmtree(folder / "raw")
     return folder
 
