@@ -137,8 +137,8 @@ class Reconverter:
         return list_named(config, wanted, self._staging, self._progress, containers)
 
     def _readable(self) -> Config:
-        """The config with only those sources that can be read; `trouble` is what the last of the others
-        had."""
+        """The config with only those sources that can be read; `trouble` is the error of the last one that
+        cannot."""
         config = self._config
         blocks = config.dataset.all_sources
         readable = []

@@ -81,7 +81,7 @@ class Fault:
 
     @property
     def left(self) -> int:
-        """How many further faults of its kind it counts."""
+        """How many further faults of the same code it counts."""
         return int(self.evidence.get(LEFT, 0))
 
 
@@ -120,7 +120,7 @@ def plain(text: str) -> str:
 
 
 def weight(finding: Finding) -> int:
-    """One for the finding itself, and one for each of its kind that it counts."""
+    """How many findings this one stands for: itself, and the further ones that it counts."""
     return 1 + int(finding.evidence.get(LEFT, 0))
 
 

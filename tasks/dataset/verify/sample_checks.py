@@ -129,7 +129,7 @@ def located(scan: ShardScan, notes: list[NumberedFault]) -> list[tuple[str | Non
 
 
 class _IndexRows:
-    """Which rows of the tables the samples of the tar are."""
+    """Finds the rows of the tables for the samples of the tar."""
 
     def __init__(self, scan: ShardScan) -> None:
         self._scan, self._starts = scan, scan.spans.starts

@@ -91,15 +91,11 @@ def test_samples_that_are_gone_are_named(built: Built, tmp_path: Path) -> None:
 def test_samples_that_have_changed_are_named(built: Built, tmp_path: Path) -> None:
     names = files_of(built, built.tar(0))
     (tmp_path / "raw" / names[0]).write_bytes(raw.png(77, side=20))
-    time_ns = (tmp_path / "raw" / names[1]).stat().st_mtime_ns
-    data = (tmp_path / "raw" / names[1]).read_bytes()
-    (tmp_path / "raw" / names[1]).write_bytes(data.replace(b"IDAT", b"IDAT"))
     captions = (tmp_path / "raw/captions.csv").read_text()
     number = int(names[1][:4])
     (tmp_path / "raw/captions.csv").write_text(
         captions.replace(f"{names[1]},picture {number},", f"{names[1]},another {number},")
     )
-    os.utime(tmp_path / "raw" / names[1], ns=(time_ns, time_ns))
     built.tar(0).unlink()
     one = failed(built.repair())
     assert f"2 of its {len(names)} samples are changed in the source" in one.reason
