@@ -43,7 +43,7 @@ from tasks.dataset.tables import (
 )
 from tasks.dataset.tar.format import padding, parse_sample
 from tasks.dataset.tar.reader import Cut, Gap, StoredSample, TarReader, group_samples
-from tasks.dataset.verify.scan import HashedReads
+from tasks.dataset.verify.tars import HashedReads
 
 KEPT = 3
 """How many versions of such a dataset are kept; they hold no tars."""

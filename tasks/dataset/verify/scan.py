@@ -12,7 +12,6 @@ from typing import Any, BinaryIO, NamedTuple
 
 import google_crc32c
 import numpy as np
-from blake3 import blake3
 from numpy.typing import NDArray
 
 from tasks.core.errors import UsageError
@@ -24,7 +23,7 @@ from tasks.dataset.formats.checks import LONGEST, is_pickle, problem_of, worded
 from tasks.dataset.modalities import MODALITIES
 from tasks.dataset.tar.reader import Cut, Gap, Member, StoredSample, TarReader, group_samples
 from tasks.dataset.verify.findings import Fix
-from tasks.dataset.verify.tars import open_file, open_tar
+from tasks.dataset.verify.tars import HashedReads, open_file, open_tar
 
 MOST_HELD = 4 << 30
 """At most this many bytes of one sample are held to be decoded."""
@@ -176,28 +175,6 @@ class ShardScan:
             return
         for found in decoder.judge(contents) if contents else ():
             self.notes.append(NumberedFault(number, found.code, found.member, {"problem": found.evidence}))
-
-
-class HashedReads:
-    """A file that takes the BLAKE3 of what is read."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._digest = blake3()
-        self._count = 0
-
-    def readinto(self, buffer: memoryview) -> int:
-        count: int = self._file.readinto(buffer)  # type: ignore[attr-defined]
-        self._digest.update(buffer[:count])
-        self._count += count
-        return count
-
-    def finish(self) -> tuple[str, int]:
-        """Read the rest, and return the BLAKE3 and the size of the whole file."""
-        buffer = memoryview(bytearray(CHUNK))
-        while self.readinto(buffer):
-            pass
-        return self._digest.hexdigest(), self._count
 
 
 class Decoder:

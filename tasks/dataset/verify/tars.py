@@ -81,15 +81,32 @@ def open_tar(folder: str, name: str) -> BinaryIO:
     return unzipped(open_file(folder, name), name)
 
 
+class HashedReads:
+    """A file that takes the BLAKE3 of what is read."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._digest = blake3()
+        self._count = 0
+
+    def readinto(self, buffer: memoryview) -> int:
+        count: int = self._file.readinto(buffer)  # type: ignore[attr-defined]
+        self._digest.update(buffer[:count])
+        self._count += count
+        return count
+
+    def finish(self) -> tuple[str, int]:
+        """Read the rest, and return the BLAKE3 and the size of the whole file."""
+        buffer = memoryview(bytearray(HASHED))
+        while self.readinto(buffer):
+            pass
+        return self._digest.hexdigest(), self._count
+
+
 def blake3_of(folder: str, name: str) -> str:
     """The BLAKE3 of a file in hexadecimal; OSError. It releases the interpreter to other threads."""
-    digest = blake3()
-    buffer = bytearray(HASHED)
-    view = memoryview(buffer)
     with open_file(folder, name) as file:
-        while count := file.readinto(buffer):  # type: ignore[attr-defined]
-            digest.update(view[:count])
-    return digest.hexdigest()
+        return HashedReads(file).finish()[0]
 
 
 Result = TypeVar("Result")
