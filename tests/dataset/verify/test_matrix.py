@@ -1,10 +1,8 @@
 """Every fault is found, named and explained, alone and together with others, at every level, and never hides
 behind another one; what is sound has no findings, whoever made it."""
 
-import os
 import random
 import shutil
-import stat
 import tarfile
 import time
 from collections import Counter
@@ -69,58 +67,23 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     faults.build_each(folder)
     shutil.rmtree(folder / "raw")
+    (folder / "work").mkdir()
+    (folder / "work/another").symlink_to(folder / "another")
     return folder
 
 
-class Restored:
-    """A copy of a sound version that may be damaged. What was damaged is written again for the next test, and
-    not the whole copy: that takes longer than a look at it."""
-
-    def __init__(self, sound: Path, copy: Path) -> None:
-        self.path = copy
-        self._files = {
-            path.relative_to(sound): path.read_bytes() for path in sound.rglob("*") if path.is_file()
-        }
-        self._written: dict[Path, tuple[int, ...]] = {}
-
-    def again(self) -> Path:
-        for path in sorted(self.path.rglob("*"), reverse=True):
-            file = path.relative_to(self.path)
-            if stat.S_ISDIR(path.lstat().st_mode):
-                if not any(path.iterdir()):
-                    path.rmdir()
-            elif self._written.get(file) != _look(path):
-                path.unlink()
-        for file, content in self._files.items():
-            path = self.path / file
-            if not path.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content)
-                os.utime(path, (0, 0))  # which any later write changes
-                self._written[file] = _look(path)
-        return self.path
-
-
-def _look(path: Path) -> tuple[int, ...]:
-    found = path.lstat()
-    return found.st_ino, found.st_mtime_ns, found.st_mode, found.st_size
-
-
-@pytest.fixture(scope="module")
-def copies(made: Path) -> dict[str, Restored]:
-    (made / "work").mkdir()
-    (made / "work/another").symlink_to(made / "another")
-    return {name: Restored(made / name, made / "work" / name) for name in ("pictures", "volumes", "chats")}
-
-
 @pytest.fixture
-def fresh(
-    made: Path, copies: dict[str, Restored], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[str], Path]]:
-    """Makes a copy sound again, which may be damaged; afterwards nothing of it was executed."""
-    monkeypatch.chdir(made / "work")
-    yield lambda data: copies[data].again()
-    assert not (made / "work" / EXECUTED).exists()
+def fresh(made: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Path]]:
+    """Makes a new copy of a sound version, which may be damaged; afterwards nothing of it was executed."""
+    work = made / "work"
+    monkeypatch.chdir(work)
+
+    def copy(data: str) -> Path:
+        shutil.rmtree(work / data, ignore_errors=True)
+        return Path(shutil.copytree(made / data, work / data))
+
+    yield copy
+    assert not (work / EXECUTED).exists()
 
 
 class Tally:
