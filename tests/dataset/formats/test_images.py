@@ -15,7 +15,7 @@ from tasks.core.schema import ImageRules
 from tasks.dataset.formats import images
 from tasks.dataset.rejects import Reject
 from tasks.loader.decoders import decode_image
-from tests.dataset.raw import png
+from tests.dataset.raw import giant_png, png, png_chunk, png_file
 
 RULES = ImageRules()
 
@@ -25,20 +25,6 @@ def reason(data: bytes, rules: ImageRules = RULES) -> str:
         images.store(data, rules)
     assert " at 0x" not in caught.value.detail
     return caught.value.reason
-
-
-def chunk(name: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-
-
-def png_file(*parts: bytes) -> bytes:
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts) + chunk(b"IEND", b"")
-
-
-def giant(width: int, height: int) -> bytes:
-    """A PNG of a few bytes that claims to be huge."""
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return png_file(chunk(b"IHDR", head), chunk(b"IDAT", zlib.compress(b"")))
 
 
 @pytest.mark.parametrize(
@@ -84,11 +70,11 @@ def test_a_png_without_its_end_is_undecodable() -> None:
 def test_limits_are_checked_before_decoding() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # Pillow's own limits warn; nothing of them may show
-        assert reason(giant(60_000, 60_000)) == "image.too_large"
+        assert reason(giant_png(60_000, 60_000)) == "image.too_large"
         assert reason(png(1, 20), ImageRules(max_pixels=399)) == "image.too_large"
         assert images.store(png(1, 20), ImageRules(max_pixels=400))[0] == "png"
         assert reason(png(1, 20), ImageRules(min_side=21)) == "image.too_small"
-        data = giant(12_000, 9_000)
+        data = giant_png(12_000, 9_000)
         assert reason(data, ImageRules(max_pixels=200_000_000)) == "image.undecodable"
     assert Image.MAX_IMAGE_PIXELS is not None
 
@@ -236,7 +222,7 @@ def noise(mode: str, side: int = 40) -> Image.Image:
 
 def with_text(data: bytes, *, at_end: bool = False, count: int = 1) -> bytes:
     """A PNG with compressed texts of 2 MB each."""
-    text = chunk(b"zTXt", b"Comment\0\0" + zlib.compress(bytes(2 << 20))) * count
+    text = png_chunk(b"zTXt", b"Comment\0\0" + zlib.compress(bytes(2 << 20))) * count
     place = len(data) - 12 if at_end else 33
     return data[:place] + text + data[place:]
 
@@ -245,7 +231,7 @@ def interlaced() -> bytes:
     """A 2 x 2 grey PNG in Adam7; Pillow writes none."""
     head = struct.pack(">IIBBBBB", 2, 2, 8, 0, 0, 0, 1)
     rows = b"\0\x10" + b"\0\x20" + b"\0\x30\x40"
-    return png_file(chunk(b"IHDR", head), chunk(b"IDAT", zlib.compress(rows)))
+    return png_file(png_chunk(b"IHDR", head), png_chunk(b"IDAT", zlib.compress(rows)))
 
 
 def sixteen_bit(colour: int) -> bytes:
@@ -253,7 +239,7 @@ def sixteen_bit(colour: int) -> bytes:
     channels = {0: 1, 2: 3, 6: 4}[colour]
     head = struct.pack(">IIBBBBB", 2, 2, 16, colour, 0, 0, 0)
     rows = (b"\0" + b"\x80\x01" * (2 * channels)) * 2
-    return png_file(chunk(b"IHDR", head), chunk(b"IDAT", zlib.compress(rows)))
+    return png_file(png_chunk(b"IHDR", head), png_chunk(b"IDAT", zlib.compress(rows)))
 
 
 def two_pictures() -> bytes:
@@ -340,7 +326,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "PostScript": (b"%!PS-Adobe-3.0 EPSF", "image.not_an_image"),
     "a signature alone": (b"\x89PNG\r\n\x1a\n", "image.undecodable"),
     "a start alone": (b"\xff\xd8\xff\xe0 torn", "image.undecodable"),
-    "30,000 x 30,000 PNG": (giant(30_000, 30_000), "image.too_large"),
+    "30,000 x 30,000 PNG": (giant_png(30_000, 30_000), "image.too_large"),
     "30,000 x 30,000 JPEG": (
         encoded(Image.new("L", (8, 8)), "JPEG").replace(b"\0\x08\0\x08", b"\x75\x30\x75\x30", 1),
         "image.too_large",
@@ -355,7 +341,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "half a PNG": (encoded(noise("RGB"), "PNG")[:-1500], "image.undecodable"),
     "half a PNG with texts": (with_text(encoded(noise("RGB"), "PNG")[:-1500]), "image.undecodable"),
     "PNG without pixels": (
-        png_file(chunk(b"IHDR", struct.pack(">IIBBBBB", 9, 9, 8, 2, 0, 0, 0))),
+        png_file(png_chunk(b"IHDR", struct.pack(">IIBBBBB", 9, 9, 8, 2, 0, 0, 0))),
         "image.undecodable",
     ),
 }
@@ -407,14 +393,14 @@ def test_texts_that_no_decoder_takes_are_left_out(at_end: bool, count: int) -> N
 
 
 def test_small_texts_are_kept() -> None:
-    text = chunk(b"tEXt", b"Comment\0a small one")
+    text = png_chunk(b"tEXt", b"Comment\0a small one")
     plain = encoded(noise("RGB"), "PNG")
     data = plain[:33] + text + plain[33:]
     assert images.store(data, RULES)[1] == data
 
 
 def test_a_large_colour_profile_is_left_out() -> None:
-    profile = chunk(b"iCCP", b"name\0\0" + zlib.compress(bytes(2 << 20)))
+    profile = png_chunk(b"iCCP", b"name\0\0" + zlib.compress(bytes(2 << 20)))
     plain = encoded(noise("RGB"), "PNG")
     assert images.store(plain[:33] + profile + plain[33:], RULES)[1] == plain
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import shutil
+import struct
+import zlib
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,21 @@ def png(seed: int, side: int = 12, kind: str = "PNG") -> bytes:
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, kind)
     return file.getvalue()
+
+
+def png_chunk(name: bytes, content: bytes) -> bytes:
+    checksum = struct.pack(">I", zlib.crc32(name + content))
+    return struct.pack(">I", len(content)) + name + content + checksum
+
+
+def png_file(*chunks: bytes) -> bytes:
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks) + png_chunk(b"IEND", b"")
+
+
+def giant_png(width: int, height: int, rows: bytes = b"") -> bytes:
+    """A small PNG that claims to be huge."""
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return png_file(png_chunk(b"IHDR", head), png_chunk(b"IDAT", zlib.compress(rows)))
 
 
 def write_table(

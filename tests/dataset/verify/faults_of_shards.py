@@ -212,7 +212,7 @@ SAMPLES = [
     structural("a caption that is not UTF-8", put.content("txt", b"caf\xe9 \xff"), "", "member.undecodable"),
     structural("torn JSON", put.content("json", b'{"label": '), "", "member.undecodable"),
     structural("JSON nested without end", put.content("json", b"[" * 100_000), "", "member.undecodable"),
-    structural("an image of 40 gigabytes", put.content("png", put.huge_png()), "", "member.undecodable"),
+    structural("an image of 30 gigabytes", put.content("png", raw.giant_png(100_000, 100_000)), "", "member.undecodable"),
     structural("an absolute path", put.placed("/etc/"), "member.unsafe"),
     structural("a path out of the folder", put.placed("../../"), "member.unsafe"),
     structural("a symbolic link", put.instead(tarfile.SYMTYPE, "/etc/passwd"), "member.unsafe",

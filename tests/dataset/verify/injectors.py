@@ -7,8 +7,6 @@ import json
 import os
 import pickle
 import shutil
-import struct
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -387,11 +385,3 @@ def pickled(suffix: str = "npy") -> bytes:
     else:
         pickle.dump(_Bomb(), stream)
     return stream.getvalue()
-
-
-def huge_png() -> bytes:
-    """A PNG whose header claims 100,000 x 100,000 pixels of 32 bits."""
-    data = bytearray(raw.png(0))
-    data[16:29] = struct.pack(">IIBBBBB", 100_000, 100_000, 8, 6, 0, 0, 0)
-    data[29:33] = zlib.crc32(data[12:29]).to_bytes(4, "big")
-    return bytes(data)

@@ -169,20 +169,6 @@ def _gzip_bomb() -> bytes:
     return b"".join([*(packer.compress(bytes(1 << 24)) for _ in range(BOMB_BYTES >> 24)), packer.flush()])
 
 
-def _png(width: int, height: int) -> bytes:
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        checksum = zlib.crc32(kind + content).to_bytes(4, "big")
-        return len(content).to_bytes(4, "big") + kind + content + checksum
-
-    head = width.to_bytes(4, "big") + height.to_bytes(4, "big") + b"\x08\x02\0\0\0"
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", head)
-        + chunk(b"IDAT", zlib.compress(bytes(1 << 20)))
-        + chunk(b"IEND", b"")
-    )
-
-
 def _claiming_npy() -> bytes:
     file = io.BytesIO()
     head = {"descr": "<f8", "fortran_order": False, "shape": (1 << 40, 1 << 20)}
@@ -197,8 +183,8 @@ BOMBS: dict[str, tuple[str, Callable[[], bytes]]] = {
     "a zip bomb as pth": ("pth", lambda: _zip_bomb("archive/data.pkl")),
     "a gzip bomb": ("nii.gz", _gzip_bomb),
     "a gzip bomb as pth.gz": ("pth.gz", _gzip_bomb),
-    "an image of 30,000 x 30,000": ("png", lambda: _png(30_000, 30_000)),
-    "an image of all pixels there can be": ("png", lambda: _png(0x7FFFFFFF, 0x7FFFFFFF)),
+    "an image of 30,000 x 30,000": ("png", lambda: raw.giant_png(30_000, 30_000, bytes(1 << 20))),
+    "an image of all pixels there can be": ("png", lambda: raw.giant_png(0x7FFFFFFF, 0x7FFFFFFF)),
     "an array that claims to be endless": ("npy", _claiming_npy),
     "nested JSON": ("json", lambda: b"[" * 10_000_000),
     "a number of many digits": ("cls", lambda: b"9" * 1_000_000),
