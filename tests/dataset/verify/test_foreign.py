@@ -133,17 +133,6 @@ def in_folder(folder: Path, count: int = 4) -> Path:
     return folder
 
 
-def test_tars_may_be_given_in_every_way(tmp_path: Path) -> None:
-    folder = in_folder(tmp_path / "cc12m")
-    (folder / "00000.parquet").write_bytes(b"what img2dataset writes beside")
-    (folder / "00000_stats.json").write_text("{}")
-    for path in ("", "/00002.tar", "/{00000..00003}.tar", "/{00000,00002}.tar", "/*.tar", "/0000[0-2].tar"):
-        assert codes(f"{folder}{path}", "full") == set(), path
-    assert codes(f"{folder}/{{00000..00005}}.tar", "quick") == {"shard.missing"}
-    missing = verify(f"{folder}/{{00000..00005}}.tar").findings
-    assert sorted(Path(finding.where["shard"]).name for finding in missing) == ["00004.tar", "00005.tar"]
-
-
 def test_a_hole_in_the_numbers_is_a_missing_shard(tmp_path: Path) -> None:
     folder = in_folder(tmp_path / "tars")
     (folder / "00001.tar").unlink()

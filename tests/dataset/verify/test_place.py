@@ -49,9 +49,11 @@ def reported(path: Any, level: Any = "default") -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     "pattern",
     ["", "train", "train/{000000..000006}.tar", "{train,val}/{000000..000001}.tar", "{train,val}", "*/*.tar", "train/00000?.tar",
-     "train/000003.tar", "**/*.tar"],
+     "train/00000[0-2].tar", "train/{000000,000002}.tar", "train/000003.tar", "**/*.tar"],
 )  # fmt: skip
 def test_foreign_tars_are_sound_however_they_are_named(tars: Path, pattern: str, level: Any) -> None:
+    (tars / "train/000000.parquet").write_bytes(b"what img2dataset writes beside")
+    (tars / "train/000000_stats.json").write_text("{}")
     report = verify(f"{tars}/{pattern}".rstrip("/"), level)
     assert report.findings == []
     assert {entry["code"] for entry in report.ruled_out} >= {"shard.missing", "shard.truncated"}
