@@ -141,12 +141,7 @@ def loose(version: Path, tmp_path: Path) -> Path:
         ([("a", GOOD), ("b", {"png": GOOD["png"]}), ("a", {"txt": b"x"})],
          {"sample.duplicate_key", "sample.missing_member"}),
         ([("a", GOOD), ("b", {**GOOD, "png": b"<html>"})], {"member.undecodable"}),
-        ([("a", GOOD), ("b", {**GOOD, "png": GOOD["png"][:-30]})], {"member.undecodable"}),
-        ([("a", GOOD), ("b", {**GOOD, "txt": b"\xff\xfe"})], {"member.undecodable"}),
-        ([("a", GOOD), ("b", {**GOOD, "txt": b"  "})], {"member.empty"}),
-        ([("a", GOOD), ("b", {**GOOD, "json": b"{torn"})], {"member.undecodable"}),
         ([("a", GOOD), ("../b", GOOD)], {"member.unsafe"}),
-        ([("a", GOOD), ("/etc/b", GOOD)], {"member.unsafe"}),
     ],
 )  # fmt: skip
 def test_full_finds_what_is_wrong_with_sealed_samples(loose: Path, samples: Any, expected: set[str]) -> None:
