@@ -30,6 +30,8 @@ KEPT_ROWS = 200
 """Rows that are kept whole, so that nested cells can be examined."""
 MOST_DISTINCT = 500
 MOST_CLASSES = 200
+MOST_NAMED = 3
+"""Tables that a message names."""
 
 IMAGE_NAMES = ("image", "img", "jpg", "png", "picture", "photo", "image_bytes", "bytes")
 CAPTION_NAMES = ("caption", "text", "title", "description", "prompt", "alt", "txt", "alt_text", "sentence")
@@ -167,6 +169,12 @@ class SurveyedTables:
     @property
     def unreadable(self) -> list[SurveyedTable]:
         return [one for one in self.each if one.problem]
+
+    @property
+    def notes(self) -> list[str]:
+        """A line for each table that cannot be read, for the first MOST_NAMED of them."""
+        unreadable = self.unreadable[:MOST_NAMED]
+        return [f"{shown(one.file)} is not used, as it cannot be read: {one.problem}" for one in unreadable]
 
 
 def survey_tables(inventory: Inventory) -> SurveyedTables:

@@ -18,14 +18,12 @@ from tasks.core.patterns import pattern_start
 from tasks.core.stores import absolute_location, split_location
 from tasks.core.units import counted
 from tasks.dataset.init import captions, conversations, tar_folders, volumes
-from tasks.dataset.init.columns import SurveyedTables, survey_tables
+from tasks.dataset.init.columns import MOST_NAMED, SurveyedTables, survey_tables
 from tasks.dataset.init.evidence import LONGEST, Reading, shown
 from tasks.dataset.init.inventory import IMAGES, READ, Inventory, take_inventory
 
 ORDER = ("shards", "nifti", "npz", "chat", "table", "image_folder")
 """Between readings of equal grade and size, the more specific kind comes first."""
-MOST_NAMED = 3
-"""Tables that a message names."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +61,7 @@ def survey(location: str) -> PlaceSurvey:
         doubt = f"{shown(unreadable[0].file)} may hold the captions of {images}, and it cannot be read"
         way_out = "To use the folders' names as captions, move it out of the folder"
         raise UsageError(shown(f"PATH: {doubt}: {unreadable[0].problem}. {way_out}", LONGEST))
-    notes = [
-        f"{shown(one.file)} is not used, as it cannot be read: {one.problem}"
-        for one in unreadable[:MOST_NAMED]
-    ]
-    readings = [replace(one, warnings=[*one.warnings, *notes]) for one in found]
+    readings = [replace(one, warnings=[*one.warnings, *tables.notes]) for one in found]
     return PlaceSurvey(name_of(location), inventory, readings)
 
 

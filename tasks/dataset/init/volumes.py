@@ -323,7 +323,8 @@ def _tables_about(
     Where no table lies below, those in the folder around are read.
     """
     names = frozenset(stem(file.rpartition("/")[2]) for file in files)
-    surveyed = all_tables.each or _tables_around(inventory)
+    around = SurveyedTables(() if all_tables.each else _tables_around(inventory), ())
+    surveyed = all_tables.each or around.each
     tables = [table for one in surveyed if (table := _table(inventory, one, names)) is not None]
     chosen: dict[Role, VolumeTable] = {}
     unused: list[str] = []
@@ -333,8 +334,10 @@ def _tables_about(
             unused.append(shown(table.path))
         else:
             chosen[table.role] = joined
-    others = enumerate_names(unused)
-    return chosen, [f"not used, as other tables name these volumes: {others}"] if unused else []
+    warnings = around.notes
+    if unused:
+        warnings.append(f"not used, as other tables name these volumes: {enumerate_names(unused)}")
+    return chosen, warnings
 
 
 def _tables_around(inventory: Inventory) -> list[SurveyedTable]:

@@ -110,8 +110,10 @@ def test_no_scale_is_proposed_where_none_makes_the_values_hu(tmp_path: Path) -> 
 def test_tables_around_the_folder_are_found(tmp_path: Path) -> None:
     npz(tmp_path / "raw" / "volumes")
     (tmp_path / "raw/volumes/reports.csv").rename(tmp_path / "raw/reports.csv")
-    config = config_of(survey("raw/volumes"), tmp_path)
-    assert taken(config) == 6
+    (tmp_path / "raw/labels.csv").write_text('VolumeName,nodule\n"torn,1\n')
+    seen = survey("raw/volumes")
+    assert taken(config_of(seen, tmp_path)) == 6
+    assert "../labels.csv is not used, as it cannot be read: " in warnings(seen)
 
 
 def test_without_reports_it_says_what_table_is_needed(tmp_path: Path) -> None:
