@@ -122,9 +122,10 @@ class _PageHandler(SimpleHTTPRequestHandler):
         if page is None:
             return self._refuse(HTTPStatus.NOT_FOUND, "Tarmac has no page here.")
         try:
-            return self._send(page.open("rb"))
+            content = page.open("rb")
         except OSError:
             return self._refuse(HTTPStatus.NOT_FOUND, "This page is gone.")
+        return self._send(content)
 
     def _refuse(self, status: HTTPStatus, why: str) -> BinaryIO:
         return self._send(f"<!doctype html>\n<title>{status}</title>\n<p>{why}</p>\n".encode(), status)
