@@ -16,7 +16,6 @@ import contextlib
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
 from math import floor
 from pathlib import Path
 
@@ -52,27 +51,32 @@ def is_up_to_date(config: Config, *, for_build: bool = False) -> Path | None:
     if version is None:
         check_sources(dataset)
         return None
-    with _survey_folder(dataset.output) as folder:
+    with contextlib.ExitStack() as removal:
+        folder = own = _survey_folder(dataset.output)
+        shutil.rmtree(own, ignore_errors=True)
+        try:
+            own.mkdir()
+        except OSError:  # the system's temporary folder is used if the dataset's is not writable
+            folder = Path(tempfile.mkdtemp(prefix="tarmac-survey-"))
+        removal.callback(shutil.rmtree, folder, ignore_errors=True)
         with disk_full_as_error(folder.parent), contextlib.closing(SourceListing(config, folder)) as listing:
             listing.survey()
             if unchanged(version, listing.inputs_digest, dataset) and _is_mirrored(dataset, version):
                 return version
-        if for_build and folder.parent == dataset.output and not listing.has_containers:
-            kept = _kept_folder(dataset.output)
-            shutil.rmtree(kept, ignore_errors=True)
-            folder.rename(kept)
-            atexit.register(shutil.rmtree, kept, ignore_errors=True)  # in case no build follows
+        if for_build and folder == own and not listing.has_containers:
+            atexit.register(removal.pop_all().close)  # in case no build follows
     return None
 
 
 def kept_survey(dataset: Path) -> Path | None:
     """Return the folder of the listing that `is_up_to_date` has kept in this process, until a build takes
     it."""
-    folder = _kept_folder(dataset)
+    folder = _survey_folder(dataset)
     return folder if folder.is_dir() else None
 
 
-def _kept_folder(dataset: Path) -> Path:
+def _survey_folder(dataset: Path) -> Path:
+    """Return this process's folder for a listing: in the dataset's, which needs room anyway."""
     return dataset / f"{SURVEY}{digest(Identity.mine().to_json())[:12]}"
 
 
@@ -82,20 +86,6 @@ def sweep_surveys(dataset: Path) -> None:
         with contextlib.suppress(OSError):
             if time.time() - folder.stat().st_mtime > ABANDONED_S:
                 shutil.rmtree(folder)
-
-
-@contextlib.contextmanager
-def _survey_folder(output: Path) -> Iterator[Path]:
-    """Make a temporary folder in the dataset's, which needs room anyway, or in the system's temporary folder
-    if the dataset's is not writable."""
-    try:
-        folder = tempfile.mkdtemp(prefix=SURVEY, dir=output)
-    except OSError:
-        folder = tempfile.mkdtemp(prefix="tarmac-survey-")
-    try:
-        yield Path(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_mirrored(dataset: Dataset, version: Path) -> bool:
