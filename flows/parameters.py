@@ -95,13 +95,8 @@ class Overrides(BaseModel):
 
     def as_pairs(self) -> list[str]:
         """Return the changes as KEY=VALUE."""
-        named = {
-            "train.steps": self.steps,
-            "train.batch_size": self.batch_size,
-            "train.lr": self.lr,
-            "train.seed": self.seed,
-        }
-        given = [f"{key}={value}" for key, value in named.items() if value is not None]
+        named = {key: getattr(self, key) for key in ("steps", "batch_size", "lr", "seed")}
+        given = [f"train.{key}={value}" for key, value in named.items() if value is not None]
         cleared = ["train.epochs=null"] if self.steps is not None else []
         return [*cleared, *given, *self.set]
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,8 +51,8 @@ def run(
     require_writable(settings.runs, "runs")
     version = is_up_to_date(settings, for_build=True)
     require_startable(settings, version, fresh=fresh)  # before Prefect, whose start takes longer
-    if version is not None and not fresh and (done := finished_pipeline(settings, version)) is not None:
-        return show_up_to_date(done, began, as_json)
+    if version is not None and not fresh and (done := finished_run(settings, version)) is not None:
+        return show_up_to_date(version, done, began, as_json)
     stages = start.flow(
         "flows.pipeline:pipeline", settings.runs, config=config, overrides=overrides, fresh=fresh
     )
@@ -205,17 +204,9 @@ def _bench_lines(found: StagedFindings) -> Iterator[str]:
     yield f"{chosen.to_config()}   # {chosen.reason}"
 
 
-@dataclass(frozen=True)
-class FinishedPipeline:
-    """A pipeline in which every stage is up to date."""
-
-    version: Path
-    run: RunFolder
-
-
-def finished_pipeline(settings: Config, version: Path) -> FinishedPipeline | None:
-    """Return the finished pipeline of a config on the version that its build would make, found on disk alone;
-    None when any stage after the build has something to do."""
+def finished_run(settings: Config, version: Path) -> RunFolder | None:
+    """Return the finished run of a config on the version that its build would make, found on disk alone; None
+    when any stage after the build has something to do."""
     from tasks.core.config import dump
     from tasks.runs.plan import locate, resolve
     from tasks.supervision.status import look_at_run
@@ -225,7 +216,7 @@ def finished_pipeline(settings: Config, version: Path) -> FinishedPipeline | Non
         return None
     if run.config.read_text(encoding="utf-8") != dump(resolve(settings, version)):
         return None  # what does not shape the weights has changed, such as the evaluations asked for
-    return FinishedPipeline(version, run) if look_at_run(run).is_complete and _is_reported(run) else None
+    return run if look_at_run(run).is_complete and _is_reported(run) else None
 
 
 def _is_reported(run: RunFolder) -> bool:
@@ -238,18 +229,18 @@ def _is_reported(run: RunFolder) -> bool:
     return is_gathered and is_current(run)
 
 
-def show_up_to_date(done: FinishedPipeline, began: float, as_json: bool) -> int:
-    """Print the screen of a pipeline that was up to date; returns its exit code."""
+def show_up_to_date(version: Path, run: RunFolder, began: float, as_json: bool) -> int:
+    """Print the screen of a pipeline of which every stage was up to date; returns its exit code."""
     from tasks.dataset.manifest import read_manifest
     from tasks.reporting.left_out import left_out
 
     if not as_json:
-        samples = read_manifest(done.version).accepted
-        summary = f"up to date: version {done.version.name}, {samples:,} samples, run {done.run.name}"
+        samples = read_manifest(version).accepted
+        summary = f"up to date: version {version.name}, {samples:,} samples, run {run.name}"
         screen.finished("pipeline", summary, time.monotonic() - began)
-        if skipped := left_out(done.run):
+        if skipped := left_out(run):
             screen.warn(skipped)
-    return show_run(done.run, [], began, as_json)
+    return show_run(run, [], began, as_json)
 
 
 def show_run(run: RunFolder, stages: Stages, began: float, as_json: bool) -> int:

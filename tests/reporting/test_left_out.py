@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import pytest
 
-from flows.commands.training import FinishedPipeline, show_up_to_date
+from flows.commands.training import show_up_to_date
 from tasks import train as stage
 from tasks.core import config as configs
 from tasks.core.schema import Config
@@ -68,5 +68,5 @@ def test_the_training_says_so_before_it_starts(
 def test_a_pipeline_that_is_up_to_date_says_so(
     planned: tuple[Config, Path, RunFolder], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert show_up_to_date(FinishedPipeline(planned[1], planned[2]), time.monotonic(), as_json=False) == 0
+    assert show_up_to_date(planned[1], planned[2], time.monotonic(), as_json=False) == 0
     assert f"{LINE}\n" in capsys.readouterr().err
