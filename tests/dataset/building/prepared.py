@@ -1,18 +1,39 @@
-"""Configs and catalogues that several tests of the build start from."""
+"""Configs, versions and catalogues that several tests of the build start from."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.core.schema import Config
+from tasks.dataset import versions
+from tasks.dataset.building.builder import BuildResult, build
 from tasks.dataset.building.catalogue import Catalogue
 from tasks.dataset.building.listing import SourceListing
 from tests.dataset import raw
 
 COUNT = 60
+
+
+def pictures(folder: Path, count: int = COUNT, **dataset: Any) -> Config:
+    """Images with captions in `raw`, and a config that builds them in `out`."""
+    raw.pictures(folder / "raw", count)
+    return raw.config(folder / "raw", folder / "out", **dataset)
+
+
+def changed(config: Config, **dataset: Any) -> Config:
+    """The config with other values in its dataset block."""
+    return config.model_copy(update={"dataset": config.dataset.model_copy(update=dataset)})
+
+
+def published(config: Config, **asked: Any) -> BuildResult:
+    """Build a version and make it current; `asked` is passed to the build."""
+    result = build(config, **asked)
+    versions.publish(config.dataset.output, result.version, config.dataset.keep)
+    return result
 
 
 def parquet(folder: Path, files: int = 3) -> Config:

@@ -12,24 +12,18 @@ from tasks.core.lock import Lease
 from tasks.core.schema import Config
 from tasks.dataset import versions
 from tasks.dataset.building import builder, fingerprint, listing
-from tasks.dataset.building.builder import BuildResult, build
+from tasks.dataset.building.builder import build
 from tasks.dataset.building.forecast import forecast
 from tasks.dataset.keys import key_of
 from tests.dataset import raw
+from tests.dataset.building.prepared import pictures, published
 
 COUNT = 100
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    raw.pictures(tmp_path / "raw", COUNT)
-    return raw.config(tmp_path / "raw", tmp_path / "out")
-
-
-def built(config: Config, *, accept_loss: bool = False, rehash: bool = False) -> BuildResult:
-    result = build(config, accept_loss=accept_loss, rehash=rehash)
-    versions.publish(config.dataset.output, result.version, config.dataset.keep)
-    return result
+    return pictures(tmp_path, COUNT)
 
 
 def keep_rows(folder: Path, count: int, first: int = 0) -> None:
@@ -38,18 +32,28 @@ def keep_rows(folder: Path, count: int, first: int = 0) -> None:
 
 
 def test_a_great_loss_waits_for_a_word(config: Config, tmp_path: Path) -> None:
-    first = built(config)
+    first = published(config)
     keep_rows(tmp_path / "raw", 94)
     with pytest.raises(
         DataError, match=rf"6 of the 100 samples of version {first.version.name} are gone.*--accept-loss"
     ):
         build(config)
     assert versions.current(tmp_path / "out") == first.version
-    second = built(config, accept_loss=True)
+    second = published(config, accept_loss=True)
     assert (second.lost, second.gained, second.accepted) == (6, 0, 94)
     keep_rows(tmp_path / "raw", 90)
-    third = built(config)
+    third = published(config)
     assert (third.lost, third.gained) == (4, 0)
+
+
+def classes(folder: Path, *names: str) -> Config:
+    """Images in folders by class."""
+    for name in names:
+        path = folder / "raw" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(raw.png(int(path.stem)))
+    source = {"kind": "image_folder", "path": str(folder / "raw"), "captions": "folder"}
+    return raw.config(folder / "raw", folder / "out", source=source)
 
 
 def overwrite(folder: Path, numbers: range) -> None:
@@ -59,9 +63,9 @@ def overwrite(folder: Path, numbers: range) -> None:
 
 
 def test_samples_that_are_overwritten_wait_for_a_word_as_lost_ones_do(config: Config, tmp_path: Path) -> None:
-    first = built(config)
+    first = published(config)
     overwrite(tmp_path / "raw", range(5))
-    second = built(config)
+    second = published(config)
     assert (second.gained, second.lost, second.replaced) == (0, 0, 5)
     assert second.changed == "0 samples gained, 0 lost, 5 replaced"
     overwrite(tmp_path / "raw", range(5, 49))
@@ -74,11 +78,11 @@ def test_samples_that_are_overwritten_wait_for_a_word_as_lost_ones_do(config: Co
     names = [row["sample"] for row in asked.value.samples]
     assert len(names) == 20 and set(names) <= {f"{number:04d}.png" for number in range(5, 49)}
     assert versions.current(tmp_path / "out") == second.version != first.version
-    assert built(config, accept_loss=True).replaced == 44
+    assert published(config, accept_loss=True).replaced == 44
 
 
 def test_lost_and_overwritten_samples_share_one_budget(config: Config, tmp_path: Path) -> None:
-    built(config)
+    published(config)
     overwrite(tmp_path / "raw", range(3))
     keep_rows(tmp_path / "raw", 97)
     with pytest.raises(NeedsApproval, match=r"3 of the 100 .* are gone and 3 are overwritten .*\(6.0%\)"):
@@ -86,23 +90,23 @@ def test_lost_and_overwritten_samples_share_one_budget(config: Config, tmp_path:
 
 
 def test_what_the_users_own_rules_replace_is_counted_and_no_loss(config: Config, tmp_path: Path) -> None:
-    built(config)
-    scaled = built(raw.config(tmp_path / "raw", tmp_path / "out", image={"max_side": 8}))
+    published(config)
+    scaled = published(raw.config(tmp_path / "raw", tmp_path / "out", image={"max_side": 8}))
     assert (scaled.gained, scaled.lost, scaled.replaced) == (0, 0, COUNT)
     block = {**config.dataset.source.model_dump(), "caption": "label"}  # type: ignore[union-attr]
-    other = built(raw.config(tmp_path / "raw", tmp_path / "out", source=block))
+    other = published(raw.config(tmp_path / "raw", tmp_path / "out", source=block))
     assert (other.gained, other.lost, other.replaced) == (0, 0, COUNT)
 
 
 def test_an_overwriting_is_noticed_beside_a_change_of_the_rules(config: Config, tmp_path: Path) -> None:
-    built(config)
+    published(config)
     overwrite(tmp_path / "raw", range(10))
     with pytest.raises(NeedsApproval, match=r"10 of the 100 samples .* are overwritten"):
         build(raw.config(tmp_path / "raw", tmp_path / "out", image={"max_side": 8}))
 
 
 def test_a_changed_key_is_named_beside_the_loss(config: Config, tmp_path: Path) -> None:
-    built(config)
+    published(config)
     block = {**config.dataset.source.model_dump(), "key": "caption"}  # type: ignore[union-attr]
     with pytest.raises(
         NeedsApproval, match=r"100 of the 100 .* now read by other rules, such as another key"
@@ -111,14 +115,14 @@ def test_a_changed_key_is_named_beside_the_loss(config: Config, tmp_path: Path) 
 
 
 def test_a_new_plan_of_shards_replaces_nothing(config: Config, tmp_path: Path) -> None:
-    built(config)
-    again = built(raw.config(tmp_path / "raw", tmp_path / "out", shard={"samples": 30}))
+    published(config)
+    again = published(raw.config(tmp_path / "raw", tmp_path / "out", shard={"samples": 30}))
     assert again.shards_rewritten and again.replaced == 0
 
 
 def test_who_is_asked_about_private_data_sees_counts_alone(config: Config, tmp_path: Path) -> None:
     private = raw.config(tmp_path / "raw", tmp_path / "out", private=True)
-    built(private)
+    published(private)
     keep_rows(tmp_path / "raw", 80)
     with pytest.raises(NeedsApproval) as asked:
         build(private)
@@ -127,13 +131,8 @@ def test_who_is_asked_about_private_data_sees_counts_alone(config: Config, tmp_p
 
 
 def test_who_is_asked_sees_which_folders_lost_samples(tmp_path: Path) -> None:
-    for number in range(20):
-        path = tmp_path / "raw" / ("owl" if number < 5 else "crow") / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(raw.png(number))
-    source = {"kind": "image_folder", "path": str(tmp_path / "raw"), "captions": "folder"}
-    config = raw.config(tmp_path / "raw", tmp_path / "out", source=source)
-    built(config)
+    config = classes(tmp_path, *(f"{'owl' if number < 5 else 'crow'}/{number}.png" for number in range(20)))
+    published(config)
     shutil.rmtree(tmp_path / "raw/owl")
     with pytest.raises(NeedsApproval, match=r"\n  5 gone under owl, such as owl/\d") as asked:
         build(config)
@@ -146,20 +145,15 @@ def test_keys_of_an_earlier_tarmac_are_no_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Those of Japanese and Russian paths began with __, which Hugging Face datasets pass over."""
-    for name in ("カラス/1.png", "カラス/2.png", "кот/3.png", "owl/4.png"):
-        path = tmp_path / "raw" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(raw.png(int(path.stem)))
-    source = {"kind": "image_folder", "path": str(tmp_path / "raw"), "captions": "folder"}
-    config = raw.config(tmp_path / "raw", tmp_path / "out", source=source)
+    config = classes(tmp_path, "カラス/1.png", "カラス/2.png", "кот/3.png", "owl/4.png")
     with monkeypatch.context() as earlier:
         earlier.setattr(listing, "key_of", lambda name: key_of(name) if name < "z" else f"__{key_of(name)}")
         for module in (fingerprint, builder):
             earlier.setattr(module, "CONVERTER", fingerprint.CONVERTER - 1)
-        first = built(config)
+        first = published(config)
     why = f"Tarmac converts samples differently from the one that built version {first.version.name}"
     assert why in str(forecast(config).why)
-    second = built(config)
+    second = published(config)
     assert why in caplog.text
     assert (second.gained, second.lost, second.replaced, second.rekeyed) == (0, 0, 0, 3)
     assert second.changed.endswith("0 lost, 0 replaced, 3 with new keys")
@@ -169,18 +163,18 @@ def test_keys_of_an_earlier_tarmac_are_no_loss(
 
 
 def test_new_names_are_lost_and_gained(config: Config, tmp_path: Path) -> None:
-    built(config)
+    published(config)
     for number in range(COUNT, COUNT + 10):
         (tmp_path / "raw" / f"{number:04d}.png").write_bytes(raw.png(number))
     keep_rows(tmp_path / "raw", COUNT, first=10)
     with pytest.raises(DataError, match="10 of the 100 samples"):
         build(config)
-    result = built(config, accept_loss=True)
+    result = published(config, accept_loss=True)
     assert (result.gained, result.lost) == (10, 10)
 
 
 def test_a_loss_that_cannot_be_told_waits_for_a_word_too(config: Config, tmp_path: Path) -> None:
-    first = built(config)
+    first = published(config)
     keep_rows(tmp_path / "raw", 50)
     [table] = (first.version / "samples").glob("train*")
     os.truncate(table, 100)
@@ -200,7 +194,7 @@ def test_a_loss_that_cannot_be_told_waits_for_a_word_too(config: Config, tmp_pat
 def test_a_loss_waits_for_a_word_though_the_version_has_lost_its_manifest(
     config: Config, tmp_path: Path, lost: list[str]
 ) -> None:
-    first = built(config)
+    first = published(config)
     keep_rows(tmp_path / "raw", 50)
     for name in lost:
         path = first.version / name
@@ -208,21 +202,21 @@ def test_a_loss_waits_for_a_word_though_the_version_has_lost_its_manifest(
     with pytest.raises(DataError, match=r"of the 100 samples.*--accept-loss"):
         build(config)
     assert os.readlink(tmp_path / "out" / "current") == f"versions/{first.version.name}"
-    second = built(config, accept_loss=True)
+    second = published(config, accept_loss=True)
     assert (second.previous, second.accepted) == (first.version.name, 50)
 
 
 def test_a_version_that_says_nothing_more_is_not_replaced_without_a_word(config: Config) -> None:
-    first = built(config)
+    first = published(config)
     for path in first.version.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     with pytest.raises(DataError, match=r"neither manifest nor tables.*--accept-loss"):
         build(config)
-    assert built(config, accept_loss=True).accepted == COUNT
+    assert published(config, accept_loss=True).accepted == COUNT
 
 
 def test_rejects_count_as_loss(config: Config, tmp_path: Path) -> None:
-    built(config)
+    published(config)
     for number in range(8):
         (tmp_path / "raw" / f"{number:04d}.png").write_bytes(b"torn")
     with pytest.raises(DataError, match="8 of the 100 samples"):
@@ -230,22 +224,22 @@ def test_rejects_count_as_loss(config: Config, tmp_path: Path) -> None:
 
 
 def test_rehash_finds_what_size_and_time_hide(config: Config, tmp_path: Path) -> None:
-    first = built(config)
+    first = published(config)
     image = tmp_path / "raw" / "0042.png"
     before = image.stat()
     image.write_bytes(raw.png(4242).ljust(before.st_size, b"\0"))
     os.utime(image, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert image.stat().st_size == before.st_size
-    assert built(config).up_to_date
-    second = built(config, rehash=True)
+    assert published(config).up_to_date
+    second = published(config, rehash=True)
     assert second.shards_rewritten == 1 and second.version != first.version
-    third = built(config)
+    third = published(config)
     assert third.up_to_date and third.version == second.version
 
 
 def test_rehash_of_an_unchanged_source_changes_nothing(config: Config) -> None:
-    first = built(config)
-    second = built(config, rehash=True)
+    first = published(config)
+    second = published(config, rehash=True)
     assert second.version == first.version and second.shards_rewritten == 0
 
 

@@ -15,7 +15,7 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.lock import Lease
 from tasks.core.schema import Config
 from tasks.dataset import versions
-from tasks.dataset.building.builder import PRELOAD, BuildResult, build, is_up_to_date
+from tasks.dataset.building.builder import PRELOAD, build, is_up_to_date
 from tasks.dataset.building.convert import Conversion, convert
 from tasks.dataset.building.forecast import forecast
 from tasks.dataset.building.listing import SourceListing
@@ -26,7 +26,7 @@ from tasks.dataset.keys import shard_hash
 from tasks.dataset.layout import shard_name
 from tasks.dataset.tar.format import parse_sample
 from tests.dataset import raw
-from tests.dataset.building.prepared import planned
+from tests.dataset.building.prepared import changed, pictures, planned, published
 
 COUNT = 150
 
@@ -37,16 +37,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "raw"
 
 
-def built(config: Config) -> BuildResult:
-    result = build(config)
-    versions.publish(config.dataset.output, result.version, config.dataset.keep)
-    return result
-
-
 def from_nothing(config: Config, output: Path) -> dict[str, str]:
     """What a build in an empty folder gives."""
-    block = config.dataset.model_copy(update={"output": output})
-    return raw.contents(build(config.model_copy(update={"dataset": block})).version)
+    return raw.contents(build(changed(config, output=output)).version)
 
 
 def samples_of(version: Path, split: str) -> dict[str, dict[str, bytes]]:
@@ -146,13 +139,13 @@ def test_place_and_time_leave_no_trace(folder: Path, tmp_path: Path) -> None:
 def test_a_second_build_does_nothing_and_says_so(folder: Path, tmp_path: Path) -> None:
     config = raw.config(folder, tmp_path / "out")
     assert is_up_to_date(config) is None
-    first = built(config)
+    first = published(config)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
     image = folder / "0007.png"
     status = image.stat()
     image.write_bytes(bytes(status.st_size))  # would be a reject if anybody looked
     os.utime(image, ns=(status.st_atime_ns, status.st_mtime_ns))
-    second = built(config)
+    second = published(config)
     assert second.up_to_date and second.shards_rewritten == 0
     assert (second.version, second.digest) == (first.version, first.digest)
     assert is_up_to_date(config) == first.version
@@ -162,7 +155,7 @@ def test_a_second_build_does_nothing_and_says_so(folder: Path, tmp_path: Path) -
 
 def test_a_change_rewrites_few_shards_and_equals_a_build_from_nothing(folder: Path, tmp_path: Path) -> None:
     config = raw.config(folder, tmp_path / "out")
-    first = built(config)
+    first = published(config)
     rows = raw.pictures(folder, COUNT)  # writes all files again, with new times
     (folder / "0003.png").write_bytes(raw.png(999))
     rows[11] = (rows[11][0], "another caption", rows[11][2])
@@ -170,12 +163,12 @@ def test_a_change_rewrites_few_shards_and_equals_a_build_from_nothing(folder: Pa
     (folder / "new.png").write_bytes(raw.png(1000))
     raw.write_table(folder, [*rows, ("new.png", "a new one", "x")])
     os.utime(folder / "0004.png", ns=(1, 1))
-    second = built(config)
+    second = published(config)
     assert second.previous == first.version.name != second.version.name
     assert raw.contents(second.version) == from_nothing(config, tmp_path / "fresh")
     rows[5] = (rows[5][0], "changed again", rows[5][2])
     raw.write_table(folder, [*rows, ("new.png", "a new one", "x")])
-    third = built(config)
+    third = published(config)
     assert third.shards_rewritten == 1
     assert third.shards == second.shards > 10
     assert raw.contents(third.version) == from_nothing(config, tmp_path / "fresh2")
@@ -186,10 +179,10 @@ def test_a_change_rewrites_few_shards_and_equals_a_build_from_nothing(folder: Pa
 
 def test_a_touched_file_is_read_again_and_gives_the_same_version(folder: Path, tmp_path: Path) -> None:
     config = raw.config(folder, tmp_path / "out")
-    first = built(config)
+    first = published(config)
     os.utime(folder / "0004.png", ns=(1, 1))
     assert is_up_to_date(config) is None
-    second = built(config)
+    second = published(config)
     assert second.version == first.version and second.shards_rewritten == 1
     assert is_up_to_date(config) == first.version
 
@@ -197,10 +190,10 @@ def test_a_touched_file_is_read_again_and_gives_the_same_version(folder: Path, t
 def test_rejects_follow_their_lines(folder: Path, tmp_path: Path) -> None:
     config = raw.config(folder, tmp_path / "out")
     (folder / "0004.png").unlink()
-    first = built(config)
+    first = published(config)
     table = (folder / "captions.csv").read_text()
     (folder / "captions.csv").write_text(table.replace("\n", "\n\n", 1))
-    second = built(config)
+    second = published(config)
     assert second.version == first.version and second.shards_rewritten == 0
     places = [row["source"] for row in pq.read_table(second.version / "rejects.parquet").to_pylist()]
     assert places == ["captions.csv:7"]
@@ -209,37 +202,37 @@ def test_rejects_follow_their_lines(folder: Path, tmp_path: Path) -> None:
 
 
 def test_rules_that_shape_no_sample_rewrite_no_shard(folder: Path, tmp_path: Path) -> None:
-    first = built(raw.config(folder, tmp_path / "out"))
-    second = built(raw.config(folder, tmp_path / "out", reject_budget=0.2, keep=5))
+    first = published(raw.config(folder, tmp_path / "out"))
+    second = published(raw.config(folder, tmp_path / "out", reject_budget=0.2, keep=5))
     assert second.up_to_date and second.version == first.version
-    third = built(raw.config(folder, tmp_path / "out", private=True))
+    third = published(raw.config(folder, tmp_path / "out", private=True))
     assert third.version == first.version and third.shards_rewritten == 0
-    fourth = built(raw.config(folder, tmp_path / "out", image={"encode": "jpg"}))
+    fourth = published(raw.config(folder, tmp_path / "out", image={"encode": "jpg"}))
     assert fourth.shards_rewritten == fourth.shards
 
 
 def test_a_lost_or_cut_shard_is_made_again(folder: Path, tmp_path: Path) -> None:
     config = raw.config(folder, tmp_path / "out")
-    first = built(config)
+    first = published(config)
     whole = raw.contents(first.version)
     (first.version / "train" / "000001.tar").unlink()
     os.truncate(first.version / "train" / "000002.tar", 512)
     assert is_up_to_date(config) is None
-    second = built(config)
+    second = published(config)
     assert second.version == first.version and second.shards_rewritten == 2
     assert raw.contents(second.version) == whole
 
 
 def test_a_lost_shard_is_not_taken_from_another_version(folder: Path, tmp_path: Path) -> None:
     config = raw.config(folder, tmp_path / "out")
-    built(config.model_copy(update={"name": "other"}))
-    second = built(config)
+    published(config.model_copy(update={"name": "other"}))
+    second = published(config)
     whole = raw.contents(second.version)
     path = second.version / "train" / "000001.tar"
     with path.open("r+b") as file:  # the same file under two names: both are damaged
         file.write(b"damage")
     path.unlink()
-    assert built(config).shards_rewritten == 1
+    assert published(config).shards_rewritten == 1
     assert raw.contents(second.version) == whole
 
 
@@ -266,16 +259,16 @@ def test_the_listing_says_how_far_it_is(folder: Path, tmp_path: Path) -> None:
 
 def test_the_sources_order_can_be_kept(folder: Path, tmp_path: Path) -> None:
     config = raw.config(folder, tmp_path / "out", shard={"samples": 20, "order": "source"}, splits={})
-    result = built(config)
+    result = published(config)
     assert list(samples_of(result.version, "train")) == [f"{number:04d}" for number in range(COUNT)]
     assert result.shards == 8
     rows = raw.pictures(folder, COUNT)
     for name, _, _ in rows:
         os.utime(folder / name, ns=(5, 5))
-    built(config)
+    published(config)
     raw.write_table(folder, [*rows, ("x.png", "appended", "")])
     (folder / "x.png").write_bytes(raw.png(1))
-    assert built(config).shards_rewritten == 1
+    assert published(config).shards_rewritten == 1
 
 
 def test_bytes_are_a_maximum(folder: Path, tmp_path: Path) -> None:
@@ -297,15 +290,8 @@ def test_filtered_samples_are_counted_and_not_opened(folder: Path, tmp_path: Pat
 def test_several_sources_make_one_dataset(tmp_path: Path) -> None:
     raw.pictures(tmp_path / "a", 20)
     raw.pictures(tmp_path / "b", 22)
-    sources = [
-        {
-            "kind": "table",
-            "path": str(tmp_path / name / "captions.csv"),
-            "image": "file",
-            "caption": "caption",
-        }
-        for name in ("a", "b")
-    ]
+    table = {"kind": "table", "image": "file", "caption": "caption"}
+    sources = [{**table, "path": str(tmp_path / name / "captions.csv")} for name in ("a", "b")]
     config = raw.config(tmp_path, tmp_path / "out", source=None, sources=sources, reject_budget=0.9)
     result = build(config)
     assert (result.accepted, dict(result.rejects)) == (22, {"key.duplicate": 20})
@@ -315,7 +301,7 @@ def test_volumes_are_built_and_patients_stay_together(tmp_path: Path) -> None:
     raw.volumes(tmp_path / "ct", 24)
     splits = {"val": 0.4, "group_by": "patient"}
     config = raw.volume_config(tmp_path / "ct", tmp_path / "out", workers=2, splits=splits)
-    result = built(config)
+    result = published(config)
     assert result.accepted == 24
     patients = {
         split: {
@@ -325,10 +311,10 @@ def test_volumes_are_built_and_patients_stay_together(tmp_path: Path) -> None:
     }
     assert patients["train"] and patients["val"]
     assert not patients["train"] & patients["val"]
-    assert built(config).up_to_date
+    assert published(config).up_to_date
     reports = tmp_path / "ct" / "reports.csv"
     reports.write_text(reports.read_text().replace("Healthy p3_scan_1", "Effusion"))
-    assert built(config).shards_rewritten == 1
+    assert published(config).shards_rewritten == 1
 
 
 def test_volume_shards_keep_their_maximum_although_files_are_compressed(tmp_path: Path) -> None:
@@ -395,8 +381,7 @@ def test_a_config_that_does_not_fit_writes_nothing(
 
 
 def test_what_somebody_else_keeps_where_a_build_works_stays(tmp_path: Path) -> None:
-    raw.pictures(tmp_path / "raw", 20)
-    config = raw.config(tmp_path / "raw", tmp_path / "out")
+    config = pictures(tmp_path, 20)
     staging = tmp_path / "out" / "staging"
     staging.mkdir(parents=True)
     for name in ("thesis.doc", "dataset.json", "000.tar"):
@@ -437,7 +422,7 @@ def test_an_output_that_cannot_be_is_told_before_any_work(tmp_path: Path) -> Non
 
 def test_a_source_without_samples_leaves_the_old_version(folder: Path, tmp_path: Path) -> None:
     config = raw.config(folder, tmp_path / "out")
-    first = built(config)
+    first = published(config)
     with pytest.raises(DataError, match="150 filtered"):
         build(raw.config(folder, tmp_path / "out", filter={"label": "no such"}))
     raw.write_table(folder, [])

@@ -14,25 +14,18 @@ from tasks.core.schema.dataset import ShardRules
 from tasks.dataset.building import listing
 from tasks.dataset.building.builder import build
 from tasks.dataset.building.catalogue import NAME, Catalogue, Listed, ListedSample, RejectedSample
-from tasks.dataset.building.listing import SourceListing
 from tasks.dataset.building.spill import FOLDER, PARTS, read_spilled
 from tasks.dataset.keys import shard_hash
 from tasks.dataset.sources.table import TableImages
 from tests.dataset import raw
-from tests.dataset.building.prepared import COUNT, parquet
+from tests.dataset.building.prepared import COUNT, changed, parquet, planned
 
 RULES = ShardRules(samples=100)
 
 
 def entry(number: int, key: str, split: str = "train", **changes: Any) -> Listed:
-    facts = {
-        "original_key": key,
-        "place": f"t:{number}",
-        "file": key,
-        "content": "",
-        "group": None,
-        **changes,
-    }
+    facts = {"original_key": key, "place": f"t:{number}", "file": key, "content": "", "group": None}
+    facts |= changes
     return Listed(ListedSample(number, key, source=0, size=1, stamp="1", **facts), split, shard_hash(key), 1)
 
 
@@ -46,12 +39,7 @@ def catalogue(tmp_path: Path) -> Iterator[Catalogue]:
 def test_samples_come_back_as_they_were_in_the_order_of_the_shards(
     catalogue: Catalogue, tmp_path: Path
 ) -> None:
-    odd = {
-        "original_key": "gr\udcfcn",
-        "place": "t\udcff:1",
-        "content": '{"a": "\udc80 永"}',
-        "group": "\udcaa",
-    }
+    odd = {"original_key": "gr\udcfcn", "place": "t\udcff:1", "content": "\udc80 永", "group": "\udcaa"}
     samples = [entry(n, f"key {n}") for n in range(50)] + [entry(50, "odd", **odd)]
     catalogue.add(samples)
     catalogue.plan(RULES, "rules", ["source"], {0: "; see there"})
@@ -82,22 +70,15 @@ def test_a_reject_of_the_conversion_is_counted_once(catalogue: Catalogue) -> Non
     for _ in range(2):
         rejected = RejectedSample(1, "b", "b", "image.empty", "0 bytes", "t:1", "b")
         catalogue.reject([rejected], in_conversion=True)
-    assert (
-        catalogue.read,
-        catalogue.accepted,
-        catalogue.rejected_in_listing,
-        catalogue.rejected_in_conversion,
-    ) == (2, 2, 0, 1)
+    assert (catalogue.read, catalogue.accepted) == (2, 2)
+    assert (catalogue.rejected_in_listing, catalogue.rejected_in_conversion) == (0, 1)
     assert [catalogue.find(key) for key in "abc"] == [(None, None, None), None, None]
 
 
 def test_members_out_of_containers_wait_on_disk(tmp_path: Path) -> None:
     config = parquet(tmp_path / "raw")
     (tmp_path / "staging").mkdir()
-    listing = SourceListing(config, tmp_path / "staging")
-    listing.survey()
-    listing.read()
-    catalogue = listing.catalogue
+    catalogue = planned(config, tmp_path / "staging")
     found = list(catalogue.entries(1, COUNT + 1))
     assert len(found) == catalogue.accepted == COUNT
     for one in found:
@@ -109,8 +90,7 @@ def test_members_out_of_containers_wait_on_disk(tmp_path: Path) -> None:
 
 def test_a_killed_listing_reads_no_container_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = parquet(tmp_path / "raw")
-    rules = {"shard": made.dataset.shard.model_copy(update={"order": "source"})}
-    config = made.model_copy(update={"dataset": made.dataset.model_copy(update=rules)})
+    config = changed(made, shard=made.dataset.shard.model_copy(update={"order": "source"}))
     monkeypatch.setattr(listing, "COMMIT_BYTES", 0)
     opened: list[str] = []
     items = TableImages.items
@@ -126,17 +106,10 @@ def test_a_killed_listing_reads_no_container_twice(tmp_path: Path, monkeypatch: 
     with pytest.raises(KeyboardInterrupt):
         build(config)
     result = build(config)
-    assert [name.rpartition("/")[2] for name in opened] == [
-        "0.parquet",
-        "1.parquet",
-        "2.parquet",
-        "2.parquet",
-    ]
+    assert [name.rpartition("/")[2] for name in opened] == [f"{part}.parquet" for part in (0, 1, 2, 2)]
     assert result.accepted == COUNT
-    other = config.model_copy(
-        update={"dataset": config.dataset.model_copy(update={"output": tmp_path / "calm"})}
-    )
-    assert raw.contents(build(other).version) == raw.contents(result.version)
+    calm = build(changed(config, output=tmp_path / "calm"))
+    assert raw.contents(calm.version) == raw.contents(result.version)
 
 
 def test_a_container_that_changed_meanwhile_is_read_again(

@@ -6,23 +6,17 @@ import pytest
 
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
-from tasks.dataset import versions
 from tasks.dataset.building.builder import build
 from tasks.dataset.building.forecast import forecast
 from tests.dataset import raw
-from tests.dataset.building.prepared import parquet
+from tests.dataset.building.prepared import parquet, pictures, published
 
 COUNT = 100
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    raw.pictures(tmp_path / "raw", COUNT)
-    return raw.config(tmp_path / "raw", tmp_path / "out")
-
-
-def published(config: Config) -> None:
-    versions.publish(config.dataset.output, build(config).version, 3)
+    return pictures(tmp_path, COUNT)
 
 
 def test_the_first_build(config: Config, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tasks.dataset.building.convert import Conversion, convert
 from tasks.dataset.building.staging import sidecar_path, tar_path, write_rules
 from tasks.dataset.verify.verifier import verify
 from tests.dataset import raw
-from tests.dataset.building.prepared import planned
+from tests.dataset.building.prepared import changed, pictures, planned
 from tests.soak import kill_builds
 
 
@@ -30,17 +30,16 @@ def test_sigkill_at_random_moments_leaves_no_trace(kind: str, tmp_path: Path) ->
 
 def test_what_a_killed_build_left_behind_does_no_harm(tmp_path: Path) -> None:
     """Torn temporaries, a tar without sidecar, a sidecar whose tar is cut, a half assembled version."""
-    folder, output = tmp_path / "raw", tmp_path / "out"
-    raw.pictures(folder, 60)
-    whole = build(raw.config(folder, tmp_path / "other"))
-    started = build(raw.config(folder, output))
+    config, output = pictures(tmp_path), tmp_path / "out"
+    whole = build(changed(config, output=tmp_path / "other"))
+    started = build(config)
     staging = output / "staging"
     staging.mkdir()
-    write_rules(staging, raw.config(folder, output).dataset)
+    write_rules(staging, config.dataset)
     os.rename(started.version, staging / DRAFT)
     for name in (".0123.77", "0123.tar", "4567.arrow"):
         (staging / name).write_bytes(b"torn")
-    result = build(raw.config(folder, output))
+    result = build(config)
     assert raw.contents(result.version) == raw.contents(whole.version)
     assert [path.name for path in (output / "versions").iterdir()] == [result.version.name]
 
@@ -56,11 +55,8 @@ def all_staged(config: Config, staging: Path) -> Catalogue:
 
 
 def test_a_staged_shard_that_is_damaged_is_made_again(tmp_path: Path) -> None:
-    folder, output = tmp_path / "raw", tmp_path / "out"
-    raw.pictures(folder, 60)
-    config = raw.config(folder, output)
-    sound = raw.contents(build(raw.config(folder, tmp_path / "other")).version)
-    staging = output / "staging"
+    config, staging = pictures(tmp_path), tmp_path / "out/staging"
+    sound = raw.contents(build(changed(config, output=tmp_path / "other")).version)
     with closing(all_staged(config, staging)) as catalogue:
         shards = list(catalogue.shards())
     os.truncate(tar_path(staging, shards[0].digest), 100)
@@ -88,8 +84,7 @@ def test_all_of_a_version_is_flushed_before_it_has_its_name(
 
     monkeypatch.setattr(os, "fsync", record)
     monkeypatch.setattr(os, "replace", watched)
-    raw.pictures(tmp_path / "raw", 60)
-    version = build(raw.config(tmp_path / "raw", tmp_path / "out")).version
+    version = build(pictures(tmp_path)).version
     assert renamed.count(".tar") == renamed.count(".arrow") == len(list(version.glob("*/*.tar")))
     assert {
         path.relative_to(version) for path in version.rglob("*") if path.stat().st_ino not in synced
@@ -98,7 +93,7 @@ def test_all_of_a_version_is_flushed_before_it_has_its_name(
 
 def test_what_could_not_be_flushed_is_not_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The system reports a write that failed once; asked again it calls the same file flushed."""
-    raw.pictures(tmp_path / "raw", 60)
+    config = pictures(tmp_path)
     fsync = os.fsync
     failed = []
 
@@ -112,17 +107,16 @@ def test_what_could_not_be_flushed_is_not_taken_up(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(os, "fsync", fail_once)
     with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-        build(raw.config(tmp_path / "raw", tmp_path / "out"))
+        build(config)
     assert failed and not list((tmp_path / "out/staging").glob("*.tar"))
     assert versions.current(tmp_path / "out") is None
-    assert verify(build(raw.config(tmp_path / "raw", tmp_path / "out")).version, "full").ok
+    assert verify(build(config).version, "full").ok
 
 
 def test_a_conversion_that_fails_leaves_no_half_of_a_shard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    raw.pictures(tmp_path / "raw", 60)
-    config = raw.config(tmp_path / "raw", tmp_path / "out")
+    config = pictures(tmp_path)
     with closing(all_staged(config, tmp_path / "out/staging")) as catalogue:
         shard = next(catalogue.shards())
     staging = tmp_path / "out/staging"

@@ -14,14 +14,13 @@ from tasks.core.folders import LocalStore
 from tasks.core.lock import Lease
 from tasks.core.schema import Config
 from tasks.core.stores import ObjectStat
-from tasks.dataset import versions
 from tasks.dataset.building import freshness
 from tasks.dataset.building.builder import build, is_up_to_date
 from tasks.dataset.building.catalogue import Catalogue
 from tasks.dataset.building.forecast import forecast
 from tasks.dataset.sources.table import TableImages
 from tests.dataset import raw
-from tests.dataset.building.prepared import parquet
+from tests.dataset.building.prepared import changed, parquet, pictures, published
 from tests.web import counting_server
 
 COUNT = 40
@@ -57,9 +56,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    raw.pictures(tmp_path / "raw", COUNT)
-    made = raw.config(tmp_path / "raw", tmp_path / "out")
-    versions.publish(made.dataset.output, build(made).version, 3)
+    made = pictures(tmp_path, COUNT)
+    published(made)
     (tmp_path / "raw" / "0007.png").write_bytes(raw.png(777))
     return made
 
@@ -79,10 +77,8 @@ def test_the_build_takes_over_what_the_check_has_listed(
     assert opened == ["captions.csv"]
     assert images(asked) == {1} and len(asked) >= COUNT
     assert not survey.exists() and freshness.kept_survey(config.dataset.output) is None
-    fresh = config.model_copy(
-        update={"dataset": config.dataset.model_copy(update={"output": tmp_path / "fresh"})}
-    )
-    assert raw.contents(build(fresh).version) == raw.contents(result.version)
+    fresh = build(changed(config, output=tmp_path / "fresh"))
+    assert raw.contents(fresh.version) == raw.contents(result.version)
 
 
 def test_each_server_is_asked_once_by_a_command_and_its_build(tmp_path: Path) -> None:
@@ -92,7 +88,7 @@ def test_each_server_is_asked_once_by_a_command_and_its_build(tmp_path: Path) ->
         rows = [(f"{address}/{number:04d}.png", f"picture {number}", "x") for number in range(COUNT)]
         raw.write_table(tmp_path / "raw", rows)
         config = raw.config(tmp_path / "raw", tmp_path / "out")
-        versions.publish(config.dataset.output, build(config).version, 3)
+        published(config)
         raw.write_table(tmp_path / "raw", [*rows[:-1], (rows[-1][0], "another caption", "x")])
         requests.clear()
         assert is_up_to_date(config, for_build=True) is None
@@ -176,7 +172,6 @@ def test_a_build_that_had_to_wait_lists_anew(config: Config, tmp_path: Path) -> 
             (tmp_path / "raw" / "0008.png").write_bytes(raw.png(888))
             other.release()
 
-    result = build(config, progress, survey=survey)
-    versions.publish(config.dataset.output, result.version, 3)
+    result = published(config, progress=progress, survey=survey)
     assert is_up_to_date(config) == result.version, "what changed while it waited is in it"
     assert survey is not None and not survey.exists()

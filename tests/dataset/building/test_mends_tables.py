@@ -7,32 +7,18 @@ from pathlib import Path
 import pytest
 
 from tasks.core.schema import Config
-from tasks.dataset import versions
 from tasks.dataset.building import freshness
-from tasks.dataset.building.builder import BuildResult, build, is_up_to_date
+from tasks.dataset.building.builder import is_up_to_date
 from tasks.dataset.verify.verifier import verify
 from tests.dataset import raw
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    raw.pictures(tmp_path / "raw", 60)
-    return tmp_path / "raw"
-
-
-def built(config: Config) -> BuildResult:
-    result = build(config)
-    versions.publish(config.dataset.output, result.version, config.dataset.keep)
-    return result
+from tests.dataset.building.prepared import pictures, published
 
 
 @pytest.fixture(scope="module")
 def mended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Path]:
     """A config and its version, for tests that leave it as it was."""
-    folder = tmp_path_factory.mktemp("mended")
-    raw.pictures(folder / "raw", 60)
-    config = raw.config(folder / "raw", folder / "out")
-    return config, built(config).version
+    config = pictures(tmp_path_factory.mktemp("mended"))
+    return config, published(config).version
 
 
 def _flip_a_byte(path: Path) -> None:
@@ -65,18 +51,16 @@ def test_a_damaged_file_beside_the_tars_is_repaired(
     tars = {path: path.stat().st_ino for path in version.glob("*/*.tar")}
     damage(version / name)
     assert is_up_to_date(config) is None
-    assert built(config).version == version
+    assert published(config).version == version
     assert raw.contents(version, without=("build.json",)) == whole
     assert is_up_to_date(config) == version
     assert {path: path.stat().st_ino for path in version.glob("*/*.tar")} == tars, "tars are left alone"
     assert verify(version, "full").findings == []
 
 
-def test_a_large_file_is_compared_by_size_only(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = raw.config(folder, tmp_path / "out")
-    index = built(config).version / "index" / "train.npy"
+def test_a_large_file_is_compared_by_size_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = pictures(tmp_path)
+    index = published(config).version / "index" / "train.npy"
     monkeypatch.setattr(freshness, "HASHED_BYTES", index.stat().st_size - 1)
     _flip_a_byte(index)
     assert is_up_to_date(config) is not None

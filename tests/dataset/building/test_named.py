@@ -11,26 +11,19 @@ from tasks.dataset.building.sidecar import first
 from tasks.dataset.layout import INPUTS
 from tasks.dataset.tables import ArrowBatches, read_shards
 from tests.dataset import raw
-from tests.dataset.building.prepared import parquet
-
-
-def files(tmp_path: Path) -> Config:
-    raw.pictures(tmp_path / "raw", 60)
-    return raw.config(tmp_path / "raw", tmp_path / "out")
+from tests.dataset.building.prepared import parquet, pictures
 
 
 def containers(tmp_path: Path) -> Config:
     return parquet(tmp_path / "raw")
 
 
-@pytest.mark.parametrize("make", [files, containers])
+@pytest.mark.parametrize("make", [pictures, containers])
 def test_shards_come_out_as_they_were(make: object, tmp_path: Path) -> None:
     config: Config = make(tmp_path)  # type: ignore[operator]
     version = build(config).version
     seals = {shard.name: shard.blake3 for shard in read_shards(version)}
-    batches = ArrowBatches(version / INPUTS)
-    tables = [batches[number] for number in range(len(batches))]
-    keys = {first(table, "tar"): table.column("key").to_pylist() for table in tables}
+    keys = {first(table, "tar"): table.column("key").to_pylist() for table in ArrowBatches(version / INPUTS)}
     wanted = {name: keys[name] for name in ("train/000000.tar", "train/000002.tar", "val/000000.tar")}
     (tmp_path / "again").mkdir()
     found = list_named(config, wanted, tmp_path / "again")
@@ -43,7 +36,7 @@ def test_shards_come_out_as_they_were(make: object, tmp_path: Path) -> None:
 
 
 def test_samples_that_are_gone_are_named(tmp_path: Path) -> None:
-    config = files(tmp_path)
+    config = pictures(tmp_path)
     raw.write_table(tmp_path / "raw", [("0001.png", "one", "x"), ("", "two", "x")])
     (tmp_path / "again").mkdir()
     found = list_named(config, {"train/000000.tar": ["0001", "0002"]}, tmp_path / "again")

@@ -10,13 +10,13 @@ import pytest
 from flows.cli import main
 from tasks.core.config import dump
 from tasks.core.schema import Config
-from tasks.dataset import versions
 from tasks.dataset.building.builder import build, is_up_to_date
 from tasks.dataset.building.forecast import forecast
 from tasks.dataset.manifest import read_manifest
 from tasks.dataset.preview import write_look
 from tasks.dataset.repair.run import repair
 from tests.dataset import raw
+from tests.dataset.building.prepared import changed, published
 from tests.dataset.raw import image_folder
 
 LINE = "3 files passed over: 2 without suffix, 1 .pdf"
@@ -43,8 +43,7 @@ def test_what_is_read_as_nothing_is_counted_everywhere(
     path.write_text(dump(config))
     assert main(["plan", str(path)]) == 0
     assert LINE in capsys.readouterr().out
-    version = build(config).version
-    versions.publish(config.dataset.output, version, 3)
+    version = published(config).version
     assert json.loads((version / "manifest.json").read_bytes())["passed_over"] == {
         ".pdf": 1,
         "without suffix": 2,
@@ -56,8 +55,7 @@ def test_what_is_read_as_nothing_is_counted_everywhere(
 
 
 def test_a_version_is_as_if_built_from_nothing(config: Config, tmp_path: Path) -> None:
-    first = build(config)
-    versions.publish(config.dataset.output, first.version, 3)
+    first = published(config)
     assert is_up_to_date(config) == first.version
     (tmp_path / "raw" / "more.pdf").write_bytes(b"%PDF-")
     second = build(config)
@@ -69,8 +67,7 @@ def test_a_version_is_as_if_built_from_nothing(config: Config, tmp_path: Path) -
 
 
 def test_a_repair_makes_the_same_manifest(config: Config) -> None:
-    version = build(config).version
-    versions.publish(config.dataset.output, version, 3)
+    version = published(config).version
     before = (version / "manifest.json").read_bytes()
     (version / "manifest.json").unlink()
     assert repair(version).ok
@@ -78,8 +75,8 @@ def test_a_repair_makes_the_same_manifest(config: Config) -> None:
 
 
 def test_of_private_data_no_kind_is_shown(config: Config, tmp_path: Path) -> None:
-    private = config.model_copy(update={"dataset": config.dataset.model_copy(update={"private": True})})
-    page = write_look(build(private).version, tmp_path / "look.html").path.read_text()
+    version = build(changed(config, private=True)).version
+    page = write_look(version, tmp_path / "look.html").path.read_text()
     assert "3 files passed over." in page and ".pdf" not in page
 
 

@@ -15,6 +15,7 @@ from tasks.dataset.building.builder import build, is_up_to_date
 from tasks.dataset.tar.writer import ShardWriter
 from tasks.dataset.verify.verifier import verify
 from tests.dataset import raw
+from tests.dataset.building.prepared import pictures, published
 
 
 def bad_table(folder: Path) -> dict[str, str]:
@@ -76,8 +77,7 @@ def test_a_pickle_in_an_npz_is_accounted_for(tmp_path: Path) -> None:
 def test_above_the_budget_the_old_version_stays(tmp_path: Path) -> None:
     folder, output = tmp_path / "raw", tmp_path / "out"
     raw.pictures(folder, 40)
-    first = build(raw.config(folder, output))
-    versions.publish(output, first.version, 3)
+    first = published(raw.config(folder, output))
     expected = bad_table(folder)
     with pytest.raises(DataError) as caught:
         build(raw.config(folder, output, workers=2, reject_budget=0.1))
@@ -155,7 +155,7 @@ def test_a_mended_reject_rewrites_one_shard(tmp_path: Path) -> None:
     folder, output = tmp_path / "raw", tmp_path / "out"
     bad_table(folder)
     config = raw.config(folder, output, reject_budget=0.5)
-    versions.publish(output, build(config).version, 3)
+    published(config)
     (folder / "missing.png").write_bytes(raw.png(5))
     mended = build(config)
     assert mended.shards_rewritten == 1
@@ -165,11 +165,9 @@ def test_a_mended_reject_rewrites_one_shard(tmp_path: Path) -> None:
 
 
 def test_a_shard_of_rejects_only_takes_no_number(tmp_path: Path) -> None:
-    folder = tmp_path / "raw"
-    raw.pictures(folder, 60)
-    config = raw.config(folder, tmp_path / "out", shard={"samples": 1}, reject_budget=0.9, splits={})
+    config = pictures(tmp_path, 60, shard={"samples": 1}, reject_budget=0.9, splits={})
     for number in range(0, 60, 2):
-        (folder / f"{number:04d}.png").write_bytes(b"no image")
+        (tmp_path / "raw" / f"{number:04d}.png").write_bytes(b"no image")
     result = build(config)
     names = sorted(path.name for path in (result.version / "train").glob("*.tar"))
     assert names == [f"{number:06d}.tar" for number in range(30)]
@@ -193,27 +191,23 @@ def _failing(monkeypatch: pytest.MonkeyPatch, name: str, error: BaseException) -
 def test_a_read_error_is_tried_again_by_the_next_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    raw.pictures(tmp_path / "raw", 40)
-    config = raw.config(tmp_path / "raw", tmp_path / "out", reject_budget=0.5)
+    config = pictures(tmp_path, 40, reject_budget=0.5)
     with monkeypatch.context() as patch:
         _failing(patch, "0007.png", OSError(number, os.strerror(number)))
-        first = build(config)
-        versions.publish(tmp_path / "out", first.version, 3)
+        first = published(config)
         assert dict(first.rejects) == {"source.unreadable": 1}
         assert is_up_to_date(config) is None
         again = build(config)
         assert again.version == first.version, "it is still so"
-    second = build(config)
+    second = published(config)
     assert (second.rejected, second.shards_rewritten) == (0, 1)
-    versions.publish(tmp_path / "out", second.version, 3)
     assert is_up_to_date(config) == second.version
 
 
 def test_a_read_error_of_a_build_that_failed_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    raw.pictures(tmp_path / "raw", 40)
-    config = raw.config(tmp_path / "raw", tmp_path / "out", reject_budget=0)
+    config = pictures(tmp_path, 40, reject_budget=0)
     with monkeypatch.context() as patch:
         _failing(patch, "0007.png", OSError(errno.EIO, "Input/output error"))
         with pytest.raises(DataError, match=r"source\.unreadable"):
@@ -222,12 +216,10 @@ def test_a_read_error_of_a_build_that_failed_is_tried_again(
 
 
 def test_torn_rows_do_not_keep_a_version_from_being_up_to_date(tmp_path: Path) -> None:
-    raw.pictures(tmp_path / "raw", 40)
+    config = pictures(tmp_path, 40, reject_budget=0.5)
     with (tmp_path / "raw" / "captions.csv").open("a") as file:
         file.write("a.png,one,two,three\n")
-    config = raw.config(tmp_path / "raw", tmp_path / "out", reject_budget=0.5)
-    result = build(config)
-    versions.publish(tmp_path / "out", result.version, 3)
+    result = published(config)
     assert dict(result.rejects) == {"source.unreadable": 1}
     assert is_up_to_date(config) == result.version
 
@@ -235,8 +227,7 @@ def test_torn_rows_do_not_keep_a_version_from_being_up_to_date(tmp_path: Path) -
 def test_a_lack_of_memory_ends_the_build_and_rejects_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    raw.pictures(tmp_path / "raw", 40)
-    config = raw.config(tmp_path / "raw", tmp_path / "out", reject_budget=0.5)
+    config = pictures(tmp_path, 40, reject_budget=0.5)
     with monkeypatch.context() as patch:
         _failing(patch, "0007.png", MemoryError())
         with pytest.raises(TarmacError, match=r"captions.csv:9: there is not enough memory"):

@@ -1,6 +1,7 @@
 """What a build takes up from one that was killed, refused or of another config, and what it does not."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,21 +12,14 @@ import pytest
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.schema import Config
-from tasks.dataset import versions
 from tasks.dataset.building import builder
-from tasks.dataset.building.builder import BuildResult, build, is_up_to_date
+from tasks.dataset.building.builder import build, is_up_to_date
 from tasks.dataset.building.catalogue import NAME
 from tasks.dataset.building.spill import FOLDER as SPILL
 from tests.dataset import raw
-from tests.dataset.building.prepared import COUNT, parquet
+from tests.dataset.building.prepared import COUNT, changed, parquet, pictures, published
 
 BAD = 3
-
-
-def published(config: Config, **asked: Any) -> BuildResult:
-    result = build(config, **asked)
-    versions.publish(config.dataset.output, result.version, 3)
-    return result
 
 
 def with_rejects(folder: Path) -> Config:
@@ -38,10 +32,6 @@ def with_rejects(folder: Path) -> Config:
     }
     pq.write_table(pa.table(rows), folder / "bad.parquet")
     return changed(config, reject_budget=(BAD + 0.5) / (COUNT + BAD))
-
-
-def changed(config: Config, **block: Any) -> Config:
-    return config.model_copy(update={"dataset": config.dataset.model_copy(update=block)})
 
 
 def killed_at(name: str, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,8 +82,6 @@ def test_a_torn_catalogue_is_made_again(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_rehash_takes_up_no_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     config = parquet(tmp_path / "raw")
     path = tmp_path / "raw" / "0.parquet"
     pq.write_table(pq.read_table(path), path, compression="none", use_dictionary=False)
@@ -108,8 +96,7 @@ def test_rehash_takes_up_no_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_shards_of_another_config_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    raw.pictures(tmp_path / "raw", 60)
-    killed_at("note_rejects", raw.config(tmp_path / "raw", tmp_path / "out"), monkeypatch)
+    killed_at("note_rejects", pictures(tmp_path), monkeypatch)
     result = build(raw.config(tmp_path / "raw", tmp_path / "out", image={"encode": "jpg"}))
     assert result.shards_rewritten == result.shards
     assert not (tmp_path / "out/staging").exists()
@@ -129,9 +116,9 @@ def test_a_new_source_leaves_the_shards_of_the_others(tmp_path: Path) -> None:
 
 
 def test_what_becomes_private_is_private(tmp_path: Path) -> None:
-    raw.pictures(tmp_path / "raw", 20)
-    published(raw.config(tmp_path / "raw", tmp_path / "out"))
-    private = raw.config(tmp_path / "raw", tmp_path / "out", private=True)
+    config = pictures(tmp_path, 20)
+    published(config)
+    private = changed(config, private=True)
     assert is_up_to_date(private) is None
     result = published(private)
     assert result.shards_rewritten == 0
@@ -140,9 +127,8 @@ def test_what_becomes_private_is_private(tmp_path: Path) -> None:
 
 
 def test_rehash_leaves_rejects_that_are_still_so(tmp_path: Path) -> None:
-    raw.pictures(tmp_path / "raw", 40)
+    config = pictures(tmp_path, 40)
     (tmp_path / "raw" / "0007.png").write_bytes(b"no image")
-    config = raw.config(tmp_path / "raw", tmp_path / "out")
     published(config)
     assert build(config, rehash=True).shards_rewritten == 0
 
