@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -115,6 +115,27 @@ def failing_server(status: int) -> Iterator[tuple[str, list[str]]]:
 
     with _serving(Handler) as address:
         yield address, asked
+
+
+@contextmanager
+def answering_server(answer: Callable[[str, bytes], tuple[int, bytes]]) -> Iterator[str]:
+    """A web server that answers a request as `answer` does, given its path and body: with a status and content."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            status, content = answer(self.path, self.rfile.read(int(self.headers.get("Content-Length", 0))))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_GET = do_POST
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with _serving(Handler) as address:
+        yield address
 
 
 @contextmanager

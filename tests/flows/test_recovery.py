@@ -1,5 +1,5 @@
-"""Which flow runs a worker starts again when it is started, and what their guards report: told to a server that
-only remembers what it was told."""
+"""Which flow runs a worker starts again when it is started, and what their guards report, to a server that only
+records it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -26,22 +25,19 @@ from prefect.states import Crashed, Failed, Pending, Running
 from flows.operate import automations, folder, recovery
 from tasks import guard
 from tests.services import until
+from tests.web import answering_server
 
 WORKER = "machine project"
 
 
-class Server(ThreadingHTTPServer):
-    """Gives its flow runs by state, and remembers which states they were told to enter, by their names."""
+@dataclass
+class Server:
+    """Lists its flow runs by state, and records which of them were set to which state."""
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Answers)
-        self.runs: list[FlowRun] = []
-        self.is_switched_on = True
-        self.reported: list[tuple[str, str]] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/api"
+    url: str = ""
+    runs: list[FlowRun] = field(default_factory=list)
+    is_switched_on: bool = True
+    reported: list[tuple[str, str]] = field(default_factory=list)
 
     def add(self, name: str, state: State, run_count: int = 1, worker: str = WORKER) -> FlowRun:
         labels = {"prefect.worker.name": worker}
@@ -71,31 +67,18 @@ class Server(ThreadingHTTPServer):
         return run.model_dump(mode="json")
 
 
-class Answers(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_GET(self) -> None:
-        self.do_POST()
-
-    def do_POST(self) -> None:
-        given = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        answer = self.server.answer(self.path, json.loads(given or "null"))
-        text = json.dumps(answer).encode()
-        self.send_response(404 if answer is None else 200)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-    def log_message(self, *_: object) -> None:
-        return
-
-
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with Server() as web, temporary_settings({PREFECT_API_URL: web.url}):
-        threading.Thread(target=web.serve_forever, daemon=True).start()
-        yield web
-        web.shutdown()
+    made = Server()
+
+    def answer(path: str, body: bytes) -> tuple[int, bytes]:
+        found = made.answer(path, json.loads(body or "null"))
+        return 404 if found is None else 200, json.dumps(found).encode()
+
+    with answering_server(answer) as address:
+        made.url = f"{address}/api"
+        with temporary_settings({PREFECT_API_URL: made.url}):
+            yield made
 
 
 @pytest.fixture

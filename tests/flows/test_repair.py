@@ -14,6 +14,7 @@ from flows.cli import main
 from tests.dataset import damage, raw
 from tests.dataset.damage import Built
 from tests.disks import small_disk
+from tests.flows.birds import output_of
 from tests.flows.test_cli import AS_ANYBODY, needs_rights, tarmac
 
 
@@ -24,8 +25,7 @@ def birds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
 
 
 def repaired(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
-    assert main(["repair", "out", *arguments]) == code
-    return capsys.readouterr().out
+    return output_of(capsys, "repair", "out", *arguments, code=code)
 
 
 def repaired_json(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:

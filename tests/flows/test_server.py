@@ -6,9 +6,7 @@ import logging
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -27,32 +25,18 @@ from tasks.core.lock import Lease
 from tests.conftest import ROOT
 from tests.services import PATIENT
 from tests.supervision.fakes import make_run
-
-
-class Guarded(BaseHTTPRequestHandler):
-    """Tells anybody of its health and lets nobody in."""
-
-    def do_GET(self) -> None:
-        self._answer(200 if self.path.endswith("/health") else 401)
-
-    def do_POST(self) -> None:
-        self._answer(401)
-
-    def _answer(self, status: int) -> None:
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(b"true" if status == 200 else b"Unauthorized")
-
-    def log_message(self, *_: object) -> None:
-        return
+from tests.web import answering_server
 
 
 @pytest.fixture
 def guarded() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Guarded) as web:
-        threading.Thread(target=web.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{web.server_port}/api"
-        web.shutdown()
+    """A server that reports its health to anybody and admits nobody."""
+
+    def answer(path: str, body: bytes) -> tuple[int, bytes]:
+        return (200, b"true") if path.endswith("/health") else (401, b"Unauthorized")
+
+    with answering_server(answer) as address:
+        yield f"{address}/api"
 
 
 def test_a_server_that_lets_nobody_in_names_the_setting(guarded: str) -> None:

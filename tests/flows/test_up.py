@@ -6,9 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import psutil
 import pytest
@@ -16,6 +14,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.operate import service, up
 from tasks.core.errors import UsageError
+from tests.web import answering_server
 
 
 @pytest.fixture
@@ -28,24 +27,11 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-class Other(BaseHTTPRequestHandler):
-    """A program that answers HTTP and is no Prefect server."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b"<title>a wiki</title>")
-
-    def log_message(self, *_: object) -> None:
-        return
-
-
 @pytest.fixture
 def wiki() -> Iterator[int]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Other) as web:
-        Thread(target=web.serve_forever, daemon=True).start()
-        yield web.server_port
-        web.shutdown()
+    """The port of a program that answers HTTP and is no Prefect server."""
+    with answering_server(lambda path, body: (200, b"<title>a wiki</title>")) as address:
+        yield int(address.rpartition(":")[2])
 
 
 def _refused(host: str | None = None, port: int | None = None, only: up.Part | None = None) -> str:

@@ -10,18 +10,16 @@ import pytest
 
 from flows.cli import main
 from tasks.dataset import versions
-from tasks.dataset.building.builder import build
-from tests.dataset import raw
+from tests.dataset.building.prepared import pictures, published
+from tests.flows.birds import output_of
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a dataset of 25 shards or more in `data`; nobody may change it."""
-    folder = tmp_path_factory.mktemp("verify")
-    raw.pictures(folder / "raw", 100)
-    config = raw.config(folder / "raw", folder / "data", shard={"samples": 4}, splits={})
-    versions.publish(folder / "data", build(config).version, 3)
-    return folder
+    """A dataset of 25 shards or more, which no test may change."""
+    config = pictures(tmp_path_factory.mktemp("verify"), 100, shard={"samples": 4}, splits={})
+    published(config)
+    return config.dataset.output
 
 
 @pytest.fixture
@@ -29,23 +27,18 @@ def dataset(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     """A copy of the dataset in `data`, the working directory being its parent."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "raw").mkdir()
-    return shutil.copytree(built / "data", Path("data"), symlinks=True)
-
-
-def verified(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
-    assert main(["verify", *arguments]) == code
-    return capsys.readouterr().out
+    return shutil.copytree(built, Path("data"), symlinks=True)
 
 
 def test_a_sound_dataset_is_said_to_be_sound_as_far_as_it_was_looked_at(
     dataset: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     version = versions.resolve(dataset)
-    first, second = verified(capsys, "data", "--quick").splitlines()
+    first, second = output_of(capsys, "verify", "data", "--quick").splitlines()
     assert first.startswith(f"✓ {version} is sound at level quick, ")
     assert second == "  not looked at: the bytes within the shards; whether members decode"
-    assert len(verified(capsys, "data", "--full").splitlines()) == 1
-    printed = json.loads(verified(capsys, "data", "--json"))
+    assert len(output_of(capsys, "verify", "data", "--full").splitlines()) == 1
+    printed = json.loads(output_of(capsys, "verify", "data", "--json"))
     assert printed["ok"] and printed["not_seen"] == ["whether members decode"]
     assert {entry["code"] for entry in printed["ruled_out"]} >= {"shard.checksum", "sample.duplicate_key"}
 
@@ -56,24 +49,24 @@ def test_many_findings_of_a_code_are_counted_and_the_way_out_stands_last(
     tars = sorted((versions.resolve(dataset) / "train").glob("*.tar"))
     for path in tars:
         path.unlink()
-    lines = verified(capsys, "data", code=1).splitlines()
+    lines = output_of(capsys, "verify", "data", code=1).splitlines()
     assert sum(line.startswith("✗ shard.missing") for line in lines) == 20
     assert f"… shard.missing: {len(tars) - 20} more; --json lists all" in lines
     assert lines[-2].startswith(f"✗ {len(tars)} findings in {len(tars)} shards, ")
     assert lines[-1].strip() == "next: tarmac repair data"
-    assert len(json.loads(verified(capsys, "data", "--json", code=1))["findings"]) == len(tars)
+    assert len(json.loads(output_of(capsys, "verify", "data", "--json", code=1))["findings"]) == len(tars)
 
 
 def test_tars_of_others_are_not_repaired(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pattern = str(versions.resolve(dataset) / "train" / "{000000..000099}.tar")
-    text = verified(capsys, pattern, code=1)
+    text = output_of(capsys, "verify", pattern, code=1)
     assert "tarmac repair" not in text and "name the tars without it" in text
 
 
 def test_parts_of_a_version_are_not_said_to_be_as_they_were_built(
     dataset: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    last = verified(capsys, "data/current/train/000000.tar").splitlines()[-1]
+    last = output_of(capsys, "verify", "data/current/train/000000.tar").splitlines()[-1]
     assert last.startswith("  not looked at: ") and "changed bytes: no manifest" in last
     assert f"tarmac verify {dataset.resolve()} compares them" in last
 

@@ -12,6 +12,7 @@ from tasks.dataset.building.builder import is_up_to_date
 from tasks.dataset.verify.verifier import verify
 from tests.dataset import raw
 from tests.dataset.building.prepared import pictures, published
+from tests.dataset.damage import flip
 
 
 @pytest.fixture(scope="module")
@@ -21,25 +22,19 @@ def mended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Path]:
     return config, published(config).version
 
 
-def _flip_a_byte(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 0x40
-    path.write_bytes(data)
-
-
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        ("manifest.json", _flip_a_byte),
+        ("manifest.json", flip),
         ("manifest.json", Path.unlink),
-        ("shards.parquet", _flip_a_byte),
+        ("shards.parquet", flip),
         ("rejects.parquet", Path.unlink),
-        ("inputs.arrow", _flip_a_byte),
+        ("inputs.arrow", flip),
         ("inputs.arrow", Path.unlink),
-        ("index/train.npy", _flip_a_byte),
+        ("index/train.npy", flip),
         ("samples/val.parquet", lambda path: path.write_bytes(b"")),
-        ("train/sizes.json", _flip_a_byte),
-        ("build.json", _flip_a_byte),
+        ("train/sizes.json", flip),
+        ("build.json", flip),
         ("build.json", Path.unlink),
     ],
 )
@@ -62,7 +57,7 @@ def test_a_large_file_is_compared_by_size_only(tmp_path: Path, monkeypatch: pyte
     config = pictures(tmp_path)
     index = published(config).version / "index" / "train.npy"
     monkeypatch.setattr(freshness, "HASHED_BYTES", index.stat().st_size - 1)
-    _flip_a_byte(index)
+    flip(index)
     assert is_up_to_date(config) is not None
     os.truncate(index, index.stat().st_size - 1)
     assert is_up_to_date(config) is None

@@ -73,11 +73,15 @@ def classes(folder: Path) -> None:
         pngs(folder / name, 3)
 
 
-def npz(folder: Path) -> None:
+def thousandths(number: int) -> dict[str, np.ndarray[Any, Any]]:
+    return {"arr_0": scan(number).astype(np.float32) / 1000}
+
+
+def npz(folder: Path, arrays: Callable[[int], dict[str, np.ndarray[Any, Any]]] = thousandths) -> None:
     folder.mkdir(parents=True)
     names = [f"p{number // 2}_scan_{number % 2}" for number in range(6)]
     for number, name in enumerate(names):
-        np.savez_compressed(folder / f"{name}.npz", scan(number).astype(np.float32) / 1000)
+        np.savez_compressed(folder / f"{name}.npz", **arrays(number))
     (folder / "reports.csv").write_text("VolumeName,Findings\n" + "".join(f"{n},{LUNGS}\n" for n in names))
 
 
@@ -98,10 +102,6 @@ def nifti(folder: Path, count: int = 6) -> None:
     (folder / "metadata.csv").write_text(
         metadata + "".join(f'{n},1,-1024,"[0.75, 0.75]",1.5\n' for n in rows)
     )
-
-
-def conversations(folder: Path) -> None:
-    chat.make(folder)
 
 
 def tar(path: Path, samples: Mapping[str, Mapping[str, bytes]]) -> None:
@@ -168,7 +168,7 @@ KINDS: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "Klassen (groß)": (classes, "image_folder", "image_text"),
     "npz": (npz, "npz", "volume_report"),
     "nifti": (nifti, "nifti", "volume_report"),
-    "chat": (conversations, "chat", "chat"),
+    "chat": (chat.make, "chat", "chat"),
     "webdataset": (webdataset, "shards", "image_text"),
     "volumes in tars": (volumes_in_tars, "shards", "volume_report"),
     "img2dataset": (img2dataset, "shards", "image_text"),
@@ -195,10 +195,6 @@ def taken(config: Config) -> int:
     items = [item for container in source.containers() for item in source.items(container)]
     sound = [item for item in items if item.fault is None]
     return sum(bool(item.members or of_files(source).read(item.file, item.content)) for item in sound)
-
-
-def evidence(seen: PlaceSurvey) -> dict[str, str]:
-    return seen.best.seen
 
 
 def warnings(seen: PlaceSurvey) -> str:

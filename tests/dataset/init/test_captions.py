@@ -16,7 +16,6 @@ from tests.dataset.init.kinds import (
     captions_beside,
     classes,
     config_of,
-    evidence,
     json_beside,
     pngs,
     taken,
@@ -45,7 +44,7 @@ def test_images_that_lack_a_caption_are_counted(tmp_path: Path) -> None:
     (tmp_path / "raw" / "0.txt").unlink()
     (tmp_path / "raw" / "1.txt").write_bytes(b"\xff\xfe")
     seen = survey("raw")
-    assert "5 of 6 images have a .txt beside, such as “a picture called 2”" in evidence(seen)["captions"]
+    assert "5 of 6 images have a .txt beside, such as “a picture called 2”" in seen.best.seen["captions"]
 
 
 @pytest.mark.parametrize(("make", "field"), [(captions_beside, None), (json_beside, "title")])
@@ -61,7 +60,7 @@ def test_captions_in_upper_case_and_with_a_byte_order_mark(
     seen = survey("raw")
     config = config_of(seen, tmp_path)
     assert (config.dataset.source.field, warnings(seen)) == (field, "")  # type: ignore[union-attr]
-    assert "“a picture called" in evidence(seen)["captions"]
+    assert "“a picture called" in seen.best.seen["captions"]
     assert taken(config) == 6
 
 

@@ -16,7 +16,6 @@ from tests.dataset.init.kinds import (
     captions_beside,
     classes,
     config_of,
-    evidence,
     img2dataset,
     npz,
     pngs,
@@ -39,7 +38,7 @@ def test_columns_are_known_by_what_they_hold(tmp_path: Path) -> None:
     assert (config.dataset.source.image, config.dataset.source.caption) == ("where", "words")  # type: ignore[union-attr]
     assert config.dataset.splits.column == "split"
     assert "group_by: patient_id" in config_text(seen)
-    assert "6 of 6 looked at are there" in evidence(seen)["image"]
+    assert "6 of 6 looked at are there" in seen.best.seen["image"]
     assert taken(config) == 6
 
 
@@ -51,7 +50,7 @@ def test_a_table_beside_class_folders_is_used(tmp_path: Path, sign: str, encodin
     (tmp_path / "raw/captions.csv").write_text("\n".join([f"file{sign}text", *rows]), encoding=encoding)
     seen = survey("raw")
     assert (seen.best.kind, seen.best.samples) == ("table", 6)
-    assert "6 of 6 looked at are there" in evidence(seen)["image"]
+    assert "6 of 6 looked at are there" in seen.best.seen["image"]
 
 
 def test_a_table_that_is_of_no_use_beside_class_folders_is_named(tmp_path: Path) -> None:
@@ -67,7 +66,7 @@ def test_a_table_that_is_of_no_use_beside_class_folders_is_named(tmp_path: Path)
 def test_images_that_lie_elsewhere_are_found(tmp_path: Path) -> None:
     pngs(tmp_path / "raw" / "pictures")
     raw.write_table(tmp_path / "raw", [(f"{n}.png", f"picture number {n}", "") for n in range(6)])
-    assert "0 of 6 looked at are there" in evidence(survey("raw/captions.csv"))["image"]
+    assert "0 of 6 looked at are there" in survey("raw/captions.csv").best.seen["image"]
     assert "which lies in pictures/" in warnings(survey("raw"))
 
 
@@ -173,13 +172,13 @@ def test_figures_are_those_of_all_tables_looked_at_and_say_so(
         path.rename(tmp_path / "raw" / f"{part}.csv")
     seen = survey("raw")
     different = 120 if limit == "MOST_ROWS" else 240
-    assert evidence(seen)["caption"].endswith(f", {different} different{among}")
-    assert evidence(seen)["label"] == f"label: 2 values{among}, c, d"
+    assert seen.best.seen["caption"].endswith(f", {different} different{among}")
+    assert seen.best.seen["label"] == f"label: 2 values{among}, c, d"
 
 
 def test_long_tables_are_not_read_to_their_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tasks.dataset.init.columns.MOST_ROWS", 100)
     raw.write_table(tmp_path / "raw", [(f"{n}.png", f"picture number {n}", "x") for n in range(5000)])
     seen = survey("raw/captions.csv")
-    assert evidence(seen)["path"].startswith("raw/captions.csv: about ")
+    assert seen.best.seen["path"].startswith("raw/captions.csv: about ")
     assert 4000 < seen.best.samples < 6000

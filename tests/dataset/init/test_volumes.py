@@ -17,7 +17,7 @@ from tasks.dataset.building.builder import build
 from tasks.dataset.init import config_text, survey
 from tasks.dataset.init.volumes import axes_of, patient_pattern
 from tasks.loader.indexed import IndexedReader
-from tests.dataset.init.kinds import config_of, evidence, nifti, npz, scan, taken, warnings
+from tests.dataset.init.kinds import config_of, nifti, npz, scan, taken, warnings
 
 
 def test_says_how_many_files_each_table_names(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_says_how_many_files_each_table_names(tmp_path: Path) -> None:
     torn = tmp_path / "raw" / "train" / "train_9_a_1.nii.gz"
     torn.write_bytes(b"torn")
     seen = survey("raw")
-    found = evidence(seen)
+    found = seen.best.seen
     assert found["reports"].startswith("VolumeName in reports.csv matches 6 of 7 files")
     assert "2 labels: nodule, effusion" in found["labels"]
     assert "train_9" not in config_text(seen)
@@ -36,7 +36,7 @@ def test_the_patient_is_guessed_from_names_and_no_name_is_written(tmp_path: Path
     seen = survey("raw")
     config = config_of(seen, tmp_path).dataset
     assert config.private and config.splits.group_by == "patient"
-    assert "3 patients in 6 files" in evidence(seen)["fields"]
+    assert "3 patients in 6 files" in seen.best.seen["fields"]
     assert "train_0" not in config_text(seen)
 
 
@@ -82,7 +82,7 @@ def test_hu_are_not_rescaled_by_a_header_that_says_so(tmp_path: Path) -> None:
         path.write_bytes(gzip.compress(bytes(content)))
     seen = survey("raw")
     assert config_of(seen, tmp_path).dataset.source.rescale == "none"  # type: ignore[union-attr]
-    assert "slope 1 and intercept -1024" in evidence(seen)["rescale"]
+    assert "slope 1 and intercept -1024" in seen.best.seen["rescale"]
 
 
 def test_a_scale_shows_in_the_values(tmp_path: Path) -> None:
@@ -93,17 +93,13 @@ def test_a_scale_shows_in_the_values(tmp_path: Path) -> None:
 
 
 def test_hu_need_no_scale(tmp_path: Path) -> None:
-    npz(tmp_path / "raw")
-    for number, path in enumerate(sorted((tmp_path / "raw").glob("*.npz"))):
-        np.savez_compressed(path, volume=scan(number), spacing=np.ones(3))
+    npz(tmp_path / "raw", lambda number: {"volume": scan(number), "spacing": np.ones(3)})
     source: Any = config_of(survey("raw"), tmp_path).dataset.source
     assert (source.scale, source.array) == (None, "volume")
 
 
 def test_no_scale_is_proposed_where_none_makes_the_values_hu(tmp_path: Path) -> None:
-    npz(tmp_path / "raw")
-    for number, path in enumerate(sorted((tmp_path / "raw").glob("*.npz"))):
-        np.savez_compressed(path, scan(number) + np.int16(1024))
+    npz(tmp_path / "raw", lambda number: {"arr_0": scan(number) + np.int16(1024)})
     assert config_of(survey("raw"), tmp_path).dataset.source.scale is None  # type: ignore[union-attr]
 
 
@@ -131,7 +127,7 @@ def test_tables_of_the_same_columns_about_other_volumes_are_one(tmp_path: Path) 
     for name, its in (("train", lines[:4]), ("valid", lines[4:]), ("old", lines[:1])):
         (tmp_path / f"raw/{name}.csv").write_text("\n".join([header, *its]) + "\n")
     seen = survey("raw")
-    assert "matches 6 of 6 files" in evidence(seen)["reports"]
+    assert "matches 6 of 6 files" in seen.best.seen["reports"]
     assert "not used, as other tables name these volumes: old.csv" in warnings(seen)
     assert taken(config_of(seen, tmp_path)) == 6
 
@@ -157,11 +153,9 @@ def test_sides_that_do_not_show_the_axes_are_said_to(shapes: list[tuple[int, ...
 
 
 def test_volumes_with_z_last_are_turned(tmp_path: Path) -> None:
-    npz(tmp_path / "raw")
-    for number, path in enumerate(sorted((tmp_path / "raw").glob("*.npz"))):
-        np.savez_compressed(path, scan(number).transpose(2, 1, 0))
+    npz(tmp_path / "raw", lambda number: {"arr_0": scan(number).transpose(2, 1, 0)})
     seen = survey("raw")
-    assert evidence(seen)["axes"].startswith("xyz: z is the last side, as slices are square; ")
+    assert seen.best.seen["axes"].startswith("xyz: z is the last side, as slices are square; ")
     config = config_of(seen, tmp_path)
     assert config.dataset.source.axes == "xyz"  # type: ignore[union-attr]
     sample = IndexedReader(build(config).version, "val").read(0)

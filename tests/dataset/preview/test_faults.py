@@ -16,19 +16,20 @@ import pytest
 from flows.cli import main
 from tasks.core.findings import Finding, Report
 from tasks.dataset import quarantine, versions
-from tasks.dataset.building.builder import build
 from tasks.dataset.index import read_index
 from tasks.dataset.preview import Checked, page_path, summary, version_at, write_look
 from tasks.dataset.preview.faults import FAULT_CODES, SHOWN
 from tasks.dataset.preview.samples import SampleReader
 from tasks.dataset.preview.tiles import legible
-from tasks.dataset.tar.format import BLOCK, END, header, padding
+from tasks.dataset.tar.format import BLOCK, END
 from tasks.dataset.verify.findings import LEFT
 from tasks.models import tokens
 from tests.core.test_pages import Tags
-from tests.dataset import raw
+from tests.dataset import damage, raw
+from tests.dataset.building.prepared import pictures, published
 from tests.dataset.handmade import write_version
 from tests.dataset.preview.pages import HOSTILE, SECRET, page, page_of, pairs, words
+from tests.dataset.raw.shards import entry
 
 CODES = [
     "manifest.invalid",
@@ -50,11 +51,9 @@ CODES = [
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sound")
-    raw.pictures(folder / "raw", 60)
-    config = raw.config(folder / "raw", folder / "out")
-    versions.publish(folder / "out", build(config).version, 3)
-    return folder / "out"
+    config = pictures(tmp_path_factory.mktemp("sound"))
+    published(config)
+    return config.dataset.output
 
 
 @pytest.fixture(autouse=True)
@@ -82,12 +81,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def flip(version: Path, row: int, at: int = 600) -> None:
     """Change a byte of the first member of a sample of train."""
-    entry = read_index(version, "train")[row]
-    with (version / f"train/{entry['shard']:06d}.tar").open("r+b") as file:
-        file.seek(int(entry["offset"]) + at)
-        byte = file.read(1)
-        file.seek(-1, 1)
-        file.write(bytes([byte[0] ^ 0x40]))
+    found = read_index(version, "train")[row]
+    damage.flip(version / f"train/{found['shard']:06d}.tar", int(found["offset"]) + at)
 
 
 def shown(version: Path, findings: Sequence[Finding], level: str = "default", **report: Any) -> Tags:
@@ -104,10 +99,6 @@ def look(dataset: Path, *options: str) -> tuple[int, str]:
 
 def error(code: str, remedy: str = "build it again", **where: Any) -> Finding:
     return Finding(code, "error", remedy, where, {"problem": "it is broken"})
-
-
-def entry(name: str, content: bytes) -> bytes:
-    return header(name, len(content)) + content + bytes(padding(len(content)))
 
 
 def test_a_sound_dataset_has_one_line_that_says_what_was_looked_at(dataset: Path) -> None:
@@ -252,20 +243,11 @@ def test_what_is_left_of_faulty_samples_is_shown(version: Path) -> None:
     keys = [reader.read(row).key for row in range(16, 32)]
     path = version / "train" / "000001.tar"
     moved = [reader.read(row) for row in (23, 19, 18, 17)]
-    path.write_bytes(
-        entry("../../etc/passwd", b"")
-        + bytes(BLOCK - 1)
-        + b"x"
-        + b"".join(
-            entry(f"{one.key}.{name}", content) for one in moved for name, content in one.members.items()
-        )
-        + END
-    )
-    findings = [
-        error("member.checksum", split="train", shard="train/000001.tar", key=key)
-        for key in (keys[7], keys[3], keys[0])
-    ]
-    findings += [error("sample.split_members", split="train", shard="train/000001.tar", key=keys[3])]
+    members = [entry(f"{one.key}.{name}", content) for one in moved for name, content in one.members.items()]
+    path.write_bytes(b"".join([entry("../../etc/passwd"), bytes(BLOCK - 1), b"x", *members, END]))
+    place = {"split": "train", "shard": "train/000001.tar"}
+    findings = [error("member.checksum", **place, key=keys[number]) for number in (7, 3, 0)]
+    findings += [error("sample.split_members", **place, key=keys[3])]
     checked = Checked(Report(findings), "default", 1.7e9)
     page = page_of(write_look(version, version.parent / "page.html", checked=checked).path)
     tiles = page.text.partition("What still decodes of each")[2].partition("\nRejects\n")[0]
@@ -278,22 +260,21 @@ def test_what_is_left_of_faulty_samples_is_shown(version: Path) -> None:
 def test_what_only_looking_shows_is_named_on_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    raw.pictures(tmp_path / "raw", 4)
+    config = pictures(tmp_path, 4, image={"check": "header"}, splits={})
     (tmp_path / "raw/0001.png").write_bytes(raw.png(1)[:-30] + bytes(18) + raw.png(1)[-12:])
-    rules = {"image": {"check": "header"}, "splits": {}}
-    output = tmp_path / "out"
-    versions.publish(output, build(raw.config(tmp_path / "raw", output, **rules)).version, 3)
+    published(config)
+    output = config.dataset.output
     assert main(["look", str(output)]) == 0
     assert "! 1 of 4 samples cannot be shown whole" in capsys.readouterr().err
     assert "1 with a fault: see tarmac verify --full" in words(page_of(output / "look.html"))
 
 
-@pytest.mark.parametrize("damage", ["gone", "torn", "newer"])
-def test_a_damaged_manifest_leaves_the_faults(dataset: Path, damage: str) -> None:
+@pytest.mark.parametrize("harm", ["gone", "torn", "newer"])
+def test_a_damaged_manifest_leaves_the_faults(dataset: Path, harm: str) -> None:
     path = versions.resolve(dataset) / "manifest.json"
     text = path.read_text()
-    path.write_text({"gone": "", "torn": text[:50], "newer": text.replace("tarmac/1", "tarmac/9")}[damage])
-    if damage == "gone":
+    path.write_text({"gone": "", "torn": text[:50], "newer": text.replace("tarmac/1", "tarmac/9")}[harm])
+    if harm == "gone":
         path.unlink()
     assert main(["look", str(dataset)]) == 1
     assert page_path(version_at(dataset)) == dataset / "look.html"
@@ -301,7 +282,7 @@ def test_a_damaged_manifest_leaves_the_faults(dataset: Path, damage: str) -> Non
     text = words(page)
     assert "manifest.invalid" in text and "The tables do not hold together" in text
     assert "Faulty samples are not shown: without the manifest" in text
-    why = "missing" if damage == "gone" else "damaged or newer"
+    why = "missing" if harm == "gone" else "damaged or newer"
     assert text.count(f"Nothing is shown: manifest.json is {why}") == 5
     assert str(dataset / "versions") not in text
 

@@ -17,9 +17,10 @@ from tasks.dataset.preview.page import gather_page
 from tasks.dataset.preview.pictures import MOST_BYTES, planes_of, thumbnail
 from tasks.dataset.preview.samples import choose_rows, salvage, spread
 from tasks.dataset.preview.tiles import Tile
-from tasks.dataset.tar.format import header, padding
+from tasks.dataset.tar.format import header
 from tests.dataset.handmade import Members, write_version
 from tests.dataset.preview.pages import SECRET, a_version, attributes, page, picture, words
+from tests.dataset.raw.shards import entry
 
 
 def tiles_of(folder: Path, modality: str, samples: Sequence[tuple[str, Members]]) -> Mapping[str, Tile]:
@@ -169,14 +170,11 @@ def test_samples_are_spread_evenly_and_bounded() -> None:
 
 
 def test_of_a_damaged_shard_is_salvaged_what_has_a_sound_header(tmp_path: Path) -> None:
-    def entry(name: str, content: bytes) -> bytes:
-        return header(name, len(content)) + content + bytes(padding(len(content)))
-
     tar = tmp_path / "000000.tar"
     torn = bytearray(entry("a.json", b"torn"))
     torn[124] ^= 1
     tar.write_bytes(
-        entry("../../etc/passwd", b"")
+        entry("../../etc/passwd")
         + entry("a.png", b"one")
         + bytes(torn)
         + entry("b.png", b"another's")
