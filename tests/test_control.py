@@ -1,4 +1,4 @@
-"""What a flow run does about the state that the server has of it, and how a stage leaves."""
+"""How a flow run reacts to its state on the server, and how a stage ends then."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ FIRST = flow_run(Running())
         (flow_run(Completed()), None),
     ],
 )
-def test_only_who_wants_it_to_end_ends_it(now: FlowRun, kind: str | None) -> None:
+def test_only_a_state_that_somebody_wanted_ends_a_flow_run(now: FlowRun, kind: str | None) -> None:
     found = control.withdrawal_of(FIRST, now)
     assert (None if found is None else found.kind) == kind
     if kind == "suspended":
@@ -100,7 +100,7 @@ def test_a_stage_with_a_question_has_not_failed_where_somebody_can_answer(
     assert asked.value.reason == "12 of 20 samples are gone"
 
 
-def test_a_withdrawn_stage_is_cancelled_and_tells_its_caller() -> None:
+def test_a_withdrawn_stage_is_cancelled() -> None:
     @control.stage(name="work")
     def work() -> int:
         raise Withdrawn("cancelled", "enough")

@@ -1,4 +1,4 @@
-"""Whose training it is that a flow run watches, and what Cancel of that flow run ends."""
+"""Which flow run owns a training, and what Cancel of another one ends."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 def owned(run: RunFolder, owner: FlowRun, monkeypatch: pytest.MonkeyPatch, is_known: bool = True) -> None:
-    """Have the run started by a flow run that the server knows, or has never heard of."""
+    """Record that this flow run started the run; the server knows it only if `is_known`."""
     record.save_record(run, record.load_record(run).having(started_by=str(owner.id)))
 
     def read_flow_run(wanted: UUID) -> FlowRun:
@@ -73,7 +73,7 @@ def test_cancel_of_the_owner_ends_its_training(run: RunFolder, monkeypatch: pyte
     assert ownership.other_owner(run, str(owner.id)) is None
 
 
-def test_who_adopts_is_told_whose_training_it_is_and_who_takes_up_has_not_adopted(
+def test_an_adopting_flow_run_logs_the_owner_and_the_owner_itself_adopts_nothing(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     owner, adopter = flow_run(Running()), flow_run(Running())

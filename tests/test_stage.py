@@ -1,4 +1,4 @@
-"""A stage that is shown: a server that is gone and a child that is killed, as a person hears of them."""
+"""A shown stage reports its progress, a server that is gone and a child that is killed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.supervision.fakes import make_config
 
 @pytest.fixture
 def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that does not answer, which nobody has asked yet."""
+    """A server that does not answer, before the first request."""
     monkeypatch.setattr(stage, "get_run_logger", lambda: logging.getLogger("test"))
     monkeypatch.setattr(stage, "_left_alone_until", 0.0)
     stage._warn.cache_clear()
@@ -87,7 +87,7 @@ def test_the_end_of_a_stage_outlives_its_server(
     assert done.summary.startswith("up to date")
 
 
-def test_a_killed_child_is_told_by_its_stage() -> None:
+def test_a_killed_child_is_reported_by_its_stage() -> None:
     said = r"^tune was killed by SIGKILL \(is memory short\?\)$"
     with pytest.raises(Killed, match=said), stage.shown("tune"):
         raise Killed("tasks.diagnosis.bench:tune was killed by SIGKILL")
@@ -136,7 +136,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> Written:
 
 
 class Clock:
-    """Time that goes as a test says."""
+    """A clock that a test sets."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
@@ -201,7 +201,7 @@ def test_the_log_has_a_line_a_minute(
     ]
 
 
-def test_a_stalled_stage_says_for_how_long_promises_no_end_and_says_when_it_goes_on(
+def test_a_stalled_stage_shows_for_how_long_and_no_end_and_logs_when_it_goes_on(
     written: Written, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock(monkeypatch)

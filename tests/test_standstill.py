@@ -1,5 +1,5 @@
-"""A run that stands still, as a person hears of it on Prefect's page: by the flow run that watches it, and by a
-flow run that examines it. What the agent finds is tested in tests/supervision."""
+"""How Prefect's page reports a stalled run: through the flow run that watches it, and one that examines it.
+tests/supervision tests what the agent finds."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_standstill_is_a_warning_with_evidence_and_on_the_runs_page_at_once(
     assert "The run is stalled" in page["page"] and "empty the pipe" in page["page"]
 
 
-def test_a_standstill_over_private_data_is_told_by_its_code(
+def test_a_standstill_over_private_data_is_reported_by_its_code(
     stalled: Callable[..., RunFolder],
     pages: Pages,
     monkeypatch: pytest.MonkeyPatch,

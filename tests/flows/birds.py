@@ -1,4 +1,4 @@
-"""A small project to try the commands on, and what a command prints."""
+"""A small project for the tests of commands, and functions that return what a command prints."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_a_damaged_version_is_listed_as_such(
 
 
 @needs_rights
-def test_a_version_whose_times_may_not_be_read_says_so(dataset: Path) -> None:
+def test_a_version_whose_times_may_not_be_read_is_listed_with_the_reason(dataset: Path) -> None:
     (dataset / "current/build.json").chmod(0)
     shown = tarmac("versions", "d", cwd=Path(), before=AS_ANYBODY).stdout
     assert "build.json cannot be read: Permission denied" in shown

@@ -1,5 +1,5 @@
-"""The files in deploy/ say what Prefect and this command line understand. System tests run the units' commands
-and the script; nothing here can run Docker."""
+"""The files in deploy/ use settings and commands that exist. System tests run the units' commands and the script;
+nothing here can run Docker."""
 
 from __future__ import annotations
 

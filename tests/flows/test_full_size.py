@@ -31,7 +31,7 @@ WEIGHTS: dict[str, set[str]] = {
     "ct-clip": {"microsoft/BiomedVLP-CXR-BERT-specialized"},
     "nano-vlm": {"google/siglip2-base-patch16-512", "HuggingFaceTB/SmolLM2-360M-Instruct"},
 }
-"""What each downloads."""
+"""The repositories whose weights each of them downloads."""
 DOUBTS = {
     "nano-vlm": ["train.data: data/docs holds no version of a dataset yet; build it before the training"],
 }
@@ -102,7 +102,7 @@ def pairs(folder: Path) -> list[str]:
 
 
 def reinforced(folder: Path) -> list[str]:
-    """Two pictures and what teachers said of them, in a tar each."""
+    """Two pictures in a tar, and their reinforcements in another."""
     uids = [{"uid": f"{number:032x}"} for number in range(2)]
     tar(folder / "raw/datacompdr", uids)
     return ["--set", f"dataset.source.path={tar(folder / 'raw/datacomp', uids)}"]

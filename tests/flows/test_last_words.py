@@ -1,4 +1,4 @@
-"""The state that a flow run ends in, by what its stages did or said; on a server it is shown in tests/system."""
+"""The state in which a flow run ends, by the results of its stages; tests/system shows it on a server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tasks.stage import Effect, StageJournal, StageResult
 
 @pytest.fixture(autouse=True)
 def published(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
-    """The failures that pages were left of."""
+    """The failures for which a page was published."""
     failures: list[str | None] = []
     monkeypatch.setattr(lifecycle, "get_run_logger", lambda: logging.getLogger("test"))
     monkeypatch.setattr(lifecycle, "_publish", lambda journal, headline, failure: failures.append(failure))
@@ -33,7 +33,7 @@ def published(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
         (("unchanged", "adopted", "changed"), "Adopted"),
     ],
 )
-def test_the_name_says_whether_anything_was_done_and_by_whom(effects: tuple[Effect, ...], name: str) -> None:
+def test_the_name_shows_whether_anything_was_done_and_by_whom(effects: tuple[Effect, ...], name: str) -> None:
     stages = [StageResult("build", "12 shards written", 1.0, None, effect) for effect in effects]
     state = lifecycle._completed(stages, StageJournal(stages))
     assert (state.is_completed(), state.name, state.message) == (True, name, "build: 12 shards written")
@@ -41,7 +41,7 @@ def test_the_name_says_whether_anything_was_done_and_by_whom(effects: tuple[Effe
 
 @pytest.fixture
 def form(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Has the flow run started from a form with these fields, the first of which must be filled in."""
+    """Pretend that the flow run was started from a form with these fields, of which the first is required."""
 
     def started_from(*fields: str) -> None:
         shown = ParameterSchema(properties={field: {} for field in fields}, required=list(fields[:1]))
@@ -52,7 +52,7 @@ def form(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return started_from
 
 
-def test_the_first_line_of_a_failure_says_stage_reason_and_the_field_of_the_form(
+def test_the_first_line_of_a_failure_names_stage_reason_and_the_field_of_the_form(
     form: Callable[..., None], published: list[str | None]
 ) -> None:
     form("config", "accept_loss")

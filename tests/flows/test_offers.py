@@ -1,4 +1,5 @@
-"""What a project offers on a server: of each config, of the whole project, and what is refused or left out."""
+"""The deployments that a project offers: for each config, for the whole project, and which are refused or left
+out."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ def test_what_trains_has_a_pipeline_with_an_open_form(write) -> None:
 
 
 @pytest.mark.parametrize(("then", "trains_after"), [("build", None), ("train", "data/made")])
-def test_the_schedule_rebuilds_and_then_trains_where_it_says_so(
+def test_the_schedule_rebuilds_and_then_trains_if_the_config_asks_for_it(
     write, tmp_path: Path, then: str, trains_after: str | None
 ) -> None:
     text = TRAINED + f'schedule: {{{{cron: "30 3 * * *", timezone: Europe/Berlin, then: {then}}}}}\n'

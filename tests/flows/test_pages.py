@@ -126,7 +126,7 @@ def test_the_first_page_leads_to_the_others(project: Path, port: int) -> None:
     assert listed.index('href="runs/birds-42ca6d/report.html"') < listed.index('href="data/birds/look.html"')
 
 
-def test_a_folder_without_pages_says_so(tmp_path: Path) -> None:
+def test_the_list_of_a_folder_without_pages_is_a_sentence(tmp_path: Path) -> None:
     with _served(tmp_path) as port:
         assert b"No run has written its report yet" in _ask(port, "/")[1]
 

@@ -73,7 +73,9 @@ def test_what_training_leaves_out_is_reported(birds: Path, capsys: pytest.Captur
         assert json_of(capsys, command, "birds.yaml")["left_out"] == {"train": 3}
 
 
-def test_a_plan_of_what_is_mostly_broken_says_so(birds: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_of_mostly_broken_data_names_the_faults(
+    birds: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for number in range(COUNT):
         (birds / f"birds/{number:04d}.png").write_text("<html>")
     shown = output_of(capsys, "plan", "birds.yaml")

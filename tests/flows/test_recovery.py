@@ -83,7 +83,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def living(tmp_path: Path) -> Iterator[str]:
-    """The id of a flow run that has a process; what that does matters to nobody."""
+    """The id of a flow run that has a process, which does nothing."""
     (tmp_path / "prefect").mkdir()
     (tmp_path / "prefect/engine.py").write_text("import time\ntime.sleep(300)\n")
     identity = str(uuid4())

@@ -34,7 +34,7 @@ def repaired_json(capsys: pytest.CaptureFixture[str], *arguments: str, code: int
     return value
 
 
-def test_a_repair_says_what_it_did(birds: Built, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_repair_lists_what_it_did(birds: Built, capsys: pytest.CaptureFixture[str]) -> None:
     sound, unseen = repaired(capsys, "--quick").splitlines()
     assert "is sound at level quick: nothing to repair" in sound
     assert unseen == "  not looked at: the bytes within the shards; whether members decode"
@@ -90,7 +90,9 @@ def test_a_source_that_has_moved_has_its_way_on(birds: Built, capsys: pytest.Cap
     assert "with its new path: tarmac repair out --config CONFIG" in shown
 
 
-def test_what_lay_in_a_files_place_is_told(birds: Built, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_in_a_shards_place_is_moved_and_listed(
+    birds: Built, capsys: pytest.CaptureFixture[str]
+) -> None:
     damage.folder(birds.tar(0))
     (birds.tar(0) / "mine.txt").write_text("mine")
     name = birds.version.name

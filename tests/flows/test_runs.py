@@ -66,7 +66,7 @@ def test_the_last_screen_leads_to_own_data_after_an_example_only(
     assert capsys.readouterr().out.endswith(hint)
 
 
-def test_the_command_tells_what_it_gathered(
+def test_the_command_reports_what_it_gathered(
     run: RunFolder,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -99,7 +99,9 @@ def test_a_project_that_wandb_would_refuse_is_refused_at_once(tmp_path: Path) ->
             fakes.make_config(tmp_path, track={"project": name})
 
 
-def test_a_run_that_evaluates_nothing_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluating_a_run_without_evaluations_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = fakes.make_run(tmp_path, evaluate=None)
     assert cli.main(["evaluate", str(run.path)]) == 2
     printed = capsys.readouterr().err
@@ -109,9 +111,7 @@ def test_a_run_that_evaluates_nothing_says_so(tmp_path: Path, capsys: pytest.Cap
     )
 
 
-def test_a_cancel_of_a_run_that_nobody_works_on_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cancel_of_an_idle_run_reports_that(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = fakes.make_run(tmp_path)
     assert cli.main(["cancel", str(run.path)]) == 0
     first, again = capsys.readouterr().out.splitlines()

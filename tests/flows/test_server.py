@@ -1,4 +1,4 @@
-"""The Prefect server of a command: the one it is told of, or a temporary one; what is wrong with it is one line."""
+"""The Prefect server of a command: the named one, or a temporary one; any fault of it is reported in one line."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def guarded() -> Iterator[str]:
         yield f"{address}/api"
 
 
-def test_a_server_that_lets_nobody_in_names_the_setting(guarded: str) -> None:
+def test_a_server_that_admits_nobody_is_reported_with_the_setting(guarded: str) -> None:
     with (
         temporary_settings({PREFECT_API_URL: guarded}),
         pytest.raises(UsageError, match=r"refuses \(401\): .*; set PREFECT_API_AUTH_STRING") as caught,
@@ -136,7 +136,7 @@ def test_an_address_that_cannot_be_used_is_named(host: str, port: int, said: str
         server.listening(host, port)
 
 
-def test_what_was_started_hears_no_ctrl_c_and_ends_with_its_starter(tmp_path: Path) -> None:
+def test_a_service_gets_no_ctrl_c_and_ends_with_its_starter(tmp_path: Path) -> None:
     script = (
         "import os, sys, time\n"
         "from flows.operate.service import start_service\n"

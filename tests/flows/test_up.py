@@ -1,4 +1,4 @@
-"""What `tarmac up` refuses, in one line, before it starts anything; and how it starts again what ends."""
+"""`tarmac up` refuses wrong settings in one line before it starts anything, and restarts a process that ends."""
 
 from __future__ import annotations
 

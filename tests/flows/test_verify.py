@@ -30,7 +30,7 @@ def dataset(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return shutil.copytree(built, Path("data"), symlinks=True)
 
 
-def test_a_sound_dataset_is_said_to_be_sound_as_far_as_it_was_looked_at(
+def test_a_sound_dataset_is_reported_with_what_was_not_looked_at(
     dataset: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     version = versions.resolve(dataset)
@@ -63,7 +63,7 @@ def test_tars_of_others_are_not_repaired(dataset: Path, capsys: pytest.CaptureFi
     assert "tarmac repair" not in text and "name the tars without it" in text
 
 
-def test_parts_of_a_version_are_not_said_to_be_as_they_were_built(
+def test_parts_of_a_version_are_not_reported_as_unchanged(
     dataset: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     last = output_of(capsys, "verify", "data/current/train/000000.tar").splitlines()[-1]

@@ -31,7 +31,7 @@ def keep_rows(folder: Path, count: int, first: int = 0) -> None:
     raw.write_table(folder, rows)
 
 
-def test_a_great_loss_waits_for_a_word(config: Config, tmp_path: Path) -> None:
+def test_a_great_loss_needs_approval(config: Config, tmp_path: Path) -> None:
     first = published(config)
     keep_rows(tmp_path / "raw", 94)
     with pytest.raises(
@@ -62,7 +62,7 @@ def overwrite(folder: Path, numbers: range) -> None:
         (folder / f"{number:04d}.png").write_bytes(raw.png(9000 + number))
 
 
-def test_samples_that_are_overwritten_wait_for_a_word_as_lost_ones_do(config: Config, tmp_path: Path) -> None:
+def test_overwritten_samples_need_approval_as_lost_ones_do(config: Config, tmp_path: Path) -> None:
     first = published(config)
     overwrite(tmp_path / "raw", range(5))
     second = published(config)
@@ -89,7 +89,9 @@ def test_lost_and_overwritten_samples_share_one_budget(config: Config, tmp_path:
         build(config)
 
 
-def test_what_the_users_own_rules_replace_is_counted_and_no_loss(config: Config, tmp_path: Path) -> None:
+def test_samples_that_the_users_own_rules_replace_are_counted_as_replaced_only(
+    config: Config, tmp_path: Path
+) -> None:
     published(config)
     scaled = published(raw.config(tmp_path / "raw", tmp_path / "out", image={"max_side": 8}))
     assert (scaled.gained, scaled.lost, scaled.replaced) == (0, 0, COUNT)
@@ -120,7 +122,7 @@ def test_a_new_plan_of_shards_replaces_nothing(config: Config, tmp_path: Path) -
     assert again.shards_rewritten and again.replaced == 0
 
 
-def test_who_is_asked_about_private_data_sees_counts_alone(config: Config, tmp_path: Path) -> None:
+def test_the_request_for_approval_shows_only_counts_of_private_data(config: Config, tmp_path: Path) -> None:
     private = raw.config(tmp_path / "raw", tmp_path / "out", private=True)
     published(private)
     keep_rows(tmp_path / "raw", 80)
@@ -130,7 +132,7 @@ def test_who_is_asked_about_private_data_sees_counts_alone(config: Config, tmp_p
     assert not asked.value.samples
 
 
-def test_who_is_asked_sees_which_folders_lost_samples(tmp_path: Path) -> None:
+def test_the_request_for_approval_names_the_folders_that_lost_samples(tmp_path: Path) -> None:
     config = classes(tmp_path, *(f"{'owl' if number < 5 else 'crow'}/{number}.png" for number in range(20)))
     published(config)
     shutil.rmtree(tmp_path / "raw/owl")
@@ -144,7 +146,7 @@ def test_who_is_asked_sees_which_folders_lost_samples(tmp_path: Path) -> None:
 def test_keys_of_an_earlier_tarmac_are_no_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Those of Japanese and Russian paths began with __, which Hugging Face datasets pass over."""
+    """Keys of Japanese and Russian paths began with __, and Hugging Face datasets skip such members."""
     config = classes(tmp_path, "カラス/1.png", "カラス/2.png", "кот/3.png", "owl/4.png")
     with monkeypatch.context() as earlier:
         earlier.setattr(listing, "key_of", lambda name: key_of(name) if name < "z" else f"__{key_of(name)}")
@@ -173,13 +175,13 @@ def test_new_names_are_lost_and_gained(config: Config, tmp_path: Path) -> None:
     assert (result.gained, result.lost) == (10, 10)
 
 
-def test_a_loss_that_cannot_be_told_waits_for_a_word_too(config: Config, tmp_path: Path) -> None:
+def test_an_unknown_loss_needs_approval_too(config: Config, tmp_path: Path) -> None:
     first = published(config)
     keep_rows(tmp_path / "raw", 50)
     [table] = (first.version / "samples").glob("train*")
     os.truncate(table, 100)
     with pytest.raises(DataError, match="50 of the 100 samples"):
-        build(config)  # the sidecars tell the keys too
+        build(config)  # the sidecars have the keys too
     os.truncate(first.version / "inputs.arrow", 100)
     with pytest.raises(
         DataError, match=r"keys of \d+ of the 100 samples.*cannot be read.*tarmac repair DATASET"
@@ -191,7 +193,7 @@ def test_a_loss_that_cannot_be_told_waits_for_a_word_too(config: Config, tmp_pat
 @pytest.mark.parametrize(
     "lost", [["manifest.json"], ["manifest.json", "samples"], ["manifest.json", "samples", "inputs.arrow"]]
 )
-def test_a_loss_waits_for_a_word_though_the_version_has_lost_its_manifest(
+def test_a_loss_needs_approval_also_when_the_version_has_lost_its_manifest(
     config: Config, tmp_path: Path, lost: list[str]
 ) -> None:
     first = published(config)
@@ -206,7 +208,7 @@ def test_a_loss_waits_for_a_word_though_the_version_has_lost_its_manifest(
     assert (second.previous, second.accepted) == (first.version.name, 50)
 
 
-def test_a_version_that_says_nothing_more_is_not_replaced_without_a_word(config: Config) -> None:
+def test_a_version_of_which_nothing_is_left_is_replaced_only_with_approval(config: Config) -> None:
     first = published(config)
     for path in first.version.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -243,6 +245,6 @@ def test_rehash_of_an_unchanged_source_changes_nothing(config: Config) -> None:
     assert second.version == first.version and second.shards_rewritten == 0
 
 
-def test_nobody_has_to_wait(config: Config, tmp_path: Path) -> None:
+def test_a_build_may_fail_instead_of_waiting(config: Config, tmp_path: Path) -> None:
     with Lease(tmp_path / "out" / "lease.json"), pytest.raises(DataError, match=f"process {os.getpid()}"):
         build(config, waits=False)

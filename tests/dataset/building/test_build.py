@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def from_nothing(config: Config, output: Path) -> dict[str, str]:
-    """What a build in an empty folder gives."""
+    """The contents of a version that is built in an empty folder."""
     return raw.contents(build(changed(config, output=output)).version)
 
 
@@ -136,7 +136,7 @@ def test_place_and_time_leave_no_trace(folder: Path, tmp_path: Path) -> None:
     )
 
 
-def test_a_second_build_does_nothing_and_says_so(folder: Path, tmp_path: Path) -> None:
+def test_a_second_build_does_nothing_and_reports_that(folder: Path, tmp_path: Path) -> None:
     config = raw.config(folder, tmp_path / "out")
     assert is_up_to_date(config) is None
     first = published(config)
@@ -246,7 +246,7 @@ def test_bytes_cannot_be_a_maximum_of_what_is_re_encoded(
     assert not (tmp_path / "out").exists()
 
 
-def test_the_listing_says_how_far_it_is(folder: Path, tmp_path: Path) -> None:
+def test_the_listing_reports_its_progress(folder: Path, tmp_path: Path) -> None:
     rows = [(f"{number}.png", "absent", "") for number in range(2500)]
     raw.write_table(folder, rows)
     seen: list[tuple[int, int]] = []
@@ -407,7 +407,7 @@ def test_a_source_may_not_lie_where_a_build_works(tmp_path: Path, folder: str) -
     assert len(list((tmp_path / "out" / folder).iterdir())) == 21
 
 
-def test_an_output_that_cannot_be_is_told_before_any_work(tmp_path: Path) -> None:
+def test_an_impossible_output_is_reported_before_any_work(tmp_path: Path) -> None:
     raw.pictures(tmp_path / "raw", 20)
     (tmp_path / "file").touch()
     for output in (tmp_path / "file", tmp_path / "file" / "out"):

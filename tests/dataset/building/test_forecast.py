@@ -1,4 +1,4 @@
-"""What a plan says is what the build then does; and it writes nothing."""
+"""A plan forecasts what the build then does, and writes nothing."""
 
 from pathlib import Path
 
@@ -63,6 +63,6 @@ def test_containers_are_not_read(tmp_path: Path) -> None:
     assert forecast(config).up_to_date is not None
 
 
-def test_a_wrong_config_is_told_as_by_the_build(config: Config, tmp_path: Path) -> None:
+def test_a_wrong_config_is_reported_as_by_the_build(config: Config, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"dataset\.filter"):
         forecast(raw.config(tmp_path / "raw", tmp_path / "out", filter={"no": 1}))

@@ -45,7 +45,7 @@ def test_what_a_killed_build_left_behind_does_no_harm(tmp_path: Path) -> None:
 
 
 def all_staged(config: Config, staging: Path) -> Catalogue:
-    """What a build leaves that was killed before it assembled a version; its catalogue, open."""
+    """Leave what a build leaves that is killed before it assembles a version; return its catalogue, open."""
     staging.mkdir(parents=True)
     rules = write_rules(staging, config.dataset)
     catalogue = planned(config, staging)
@@ -92,7 +92,7 @@ def test_all_of_a_version_is_flushed_before_it_has_its_name(
 
 
 def test_what_could_not_be_flushed_is_not_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system reports a write that failed once; asked again it calls the same file flushed."""
+    """The system reports a failed write once; a second flush of the same file seems to succeed."""
     config = pictures(tmp_path)
     fsync = os.fsync
     failed = []

@@ -1,4 +1,4 @@
-"""A changed dataset is listed once: no file and no server is asked twice by the check, the plan and the build."""
+"""A changed dataset is listed once: the check, the plan and the build look up no file and no address twice."""
 
 import errno
 import os
@@ -81,7 +81,7 @@ def test_the_build_takes_over_what_the_check_has_listed(
     assert raw.contents(fresh.version) == raw.contents(result.version)
 
 
-def test_each_server_is_asked_once_by_a_command_and_its_build(tmp_path: Path) -> None:
+def test_a_command_and_its_build_send_each_server_one_request_per_file(tmp_path: Path) -> None:
     """As `tarmac build` does it: the check in the command's process, the build in a child."""
     raw.pictures(tmp_path / "web", COUNT)
     with counting_server(tmp_path / "web") as (address, requests):

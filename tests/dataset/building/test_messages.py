@@ -1,4 +1,4 @@
-"""What a user reads of the usual slips in raw data: the file, the cause and what helps."""
+"""The messages about usual mistakes in raw data name the file, the cause and the remedy."""
 
 from __future__ import annotations
 

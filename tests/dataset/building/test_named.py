@@ -1,4 +1,4 @@
-"""Single shards of a version made again from their source: what a repair asks of a build."""
+"""Single shards of a version are made again from their source, as a repair needs it."""
 
 from pathlib import Path
 

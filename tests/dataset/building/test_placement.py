@@ -72,7 +72,7 @@ def test_what_cannot_be_linked_is_copied(config: Config, tmp_path: Path, elsewhe
     )
 
 
-def test_versions_on_another_file_system_are_told(config: Config, elsewhere: Path) -> None:
+def test_versions_on_another_file_system_are_reported(config: Config, elsewhere: Path) -> None:
     version = published(config).version
     moved(config.dataset.output / "versions", elsewhere)
     (version / "train/000001.tar").unlink()
@@ -82,7 +82,7 @@ def test_versions_on_another_file_system_are_told(config: Config, elsewhere: Pat
 
 
 def test_shards_are_taken_from_the_current_version_first(config: Config, tmp_path: Path) -> None:
-    """--rehash made the second of samples of the same size and time, so nothing else tells their leaves apart."""
+    """The second one was built with --rehash from files of the same size and time, so both have the same plan."""
     first = published(config).version
     image = tmp_path / "raw/0042.png"
     before = image.stat()

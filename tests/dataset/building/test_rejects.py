@@ -113,8 +113,8 @@ def test_a_build_stops_as_soon_as_it_must_fail(tmp_path: Path) -> None:
     assert 0 < len(list((output / "staging").glob("*.arrow"))) < 20
 
 
-def test_a_stopped_build_says_of_how_many_samples_it_knows(tmp_path: Path) -> None:
-    """All of 80 are spoilt; it stops at the first shards, whose count is not the whole."""
+def test_a_stopped_build_reports_how_many_samples_it_has_looked_at(tmp_path: Path) -> None:
+    """All of 80 samples are bad; the build stops at the first shards, which do not hold all of them."""
     raw.write_table(tmp_path / "raw", [(f"{number}.png", "absent", "") for number in range(80)])
     config = raw.config(tmp_path / "raw", tmp_path / "out", shard={"samples": 8}, splits={})
     with pytest.raises(DataError) as caught:
@@ -127,7 +127,7 @@ def test_a_stopped_build_says_of_how_many_samples_it_knows(tmp_path: Path) -> No
     assert found is not None and found[1] == found[2] and 5 <= int(found[1]) < 80
 
 
-def test_a_tar_that_lost_nobody_knows_how_many_samples_counts_as_a_tar(tmp_path: Path) -> None:
+def test_a_tar_that_lost_an_unknown_number_of_samples_counts_as_a_tar(tmp_path: Path) -> None:
     """One of four tars is cut within its first sample: one reject by count, but it may have held thousands."""
     (tmp_path / "raw").mkdir()
     for part in range(4):
@@ -175,7 +175,7 @@ def test_a_shard_of_rejects_only_takes_no_number(tmp_path: Path) -> None:
 
 
 def _failing(monkeypatch: pytest.MonkeyPatch, name: str, error: BaseException) -> None:
-    """Let opening this file fail as a disk or a server in trouble does; the build stays in this process."""
+    """Let opening this file fail with the error; the build then stays in this process."""
     honest = os.open
 
     def opened(path: Any, *arguments: Any, **keys: Any) -> int:

@@ -10,7 +10,7 @@ MAXIMUM = 32
 
 
 def shards_of(keys: set[str], maximum: int = MAXIMUM) -> set[tuple[str, ...]]:
-    """What the shards hold, as the trie plans them."""
+    """The keys in each shard that the trie plans."""
     ordered = sorted(keys, key=lambda key: (shard_hash(key), key))
     return {tuple(group) for group in plan.by_hash(((shard_hash(key), 1, key) for key in ordered), maximum)}
 

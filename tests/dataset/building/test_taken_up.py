@@ -1,4 +1,4 @@
-"""What a build takes up from one that was killed, refused or of another config, and what it does not."""
+"""What a build reuses of an earlier one that was killed, refused or had another config, and what it does not."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What is seen in folders of images."""
+"""What `tarmac init` finds in folders of images."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.dataset.init.kinds import (
 from tests.dataset.raw import png
 
 
-def test_folder_names_as_captions_are_said_to_be_a_guess(tmp_path: Path) -> None:
+def test_folder_names_as_captions_are_reported_as_a_guess(tmp_path: Path) -> None:
     classes(tmp_path / "raw")
     seen = survey("raw")
     assert "the captions are a guess, made of the folders' names: nine, zero" in warnings(seen)

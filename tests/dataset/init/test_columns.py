@@ -1,4 +1,4 @@
-"""What is seen in tables of images and captions."""
+"""What `tarmac init` finds in tables of images and captions."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_a_first_row_of_data_is_noticed_where_nothing_fits(tmp_path: Path) -> No
     ("limit", "tables", "among"),
     [(None, 2, ""), ("MOST_ROWS", 2, " in 120 rows looked at"), ("MOST_TABLES", 3, " in 240 rows looked at")],
 )
-def test_figures_are_those_of_all_tables_looked_at_and_say_so(
+def test_figures_cover_all_tables_looked_at_and_name_their_number_of_rows(
     limit: str | None, tables: int, among: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if limit is not None:

@@ -1,4 +1,4 @@
-"""What is seen in conversations."""
+"""What `tarmac init` finds in tables of conversations."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def bad_places() -> Iterator[tuple[str, Callable[[Path], object], str]]:
 
 
 @pytest.mark.parametrize(("make", "message"), [pytest.param(*case[1:], id=case[0]) for case in bad_places()])
-def test_nothing_recognised_says_what_is_there(
+def test_a_place_without_usable_data_is_described(
     make: Callable[[Path], object], message: str, tmp_path: Path
 ) -> None:
     (tmp_path / "raw").mkdir()
@@ -220,7 +220,7 @@ def test_a_bucket_is_seen_as_a_folder_is(tmp_path: Path, monkeypatch: pytest.Mon
             survey("s3://lab/nothing")
 
 
-def test_the_command_writes_the_config_and_says_what_comes_next(
+def test_the_command_writes_the_config_and_names_the_next_commands(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table(tmp_path / "raw" / "digits")

@@ -1,4 +1,4 @@
-"""What is seen in tars."""
+"""What `tarmac init` finds in tars."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_reinforcements_join_the_images_of_the_tar_of_their_name(tmp_path: Path)
     assert config_of(survey("raw"), tmp_path).dataset.source.join[0].match == "key"  # type: ignore[union-attr]
 
 
-def test_reinforcements_without_images_say_what_lacks(tmp_path: Path) -> None:
+def test_reinforcements_without_images_are_reported(tmp_path: Path) -> None:
     tars(tmp_path / "raw", reinforcement)
     with pytest.raises(UsageError, match="without images: give a folder with both"):
         survey("raw")

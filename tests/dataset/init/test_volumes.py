@@ -1,4 +1,4 @@
-"""What is seen in folders of volumes."""
+"""What `tarmac init` finds in folders of volumes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tasks.loader.indexed import IndexedReader
 from tests.dataset.init.kinds import config_of, nifti, npz, scan, taken, warnings
 
 
-def test_says_how_many_files_each_table_names(tmp_path: Path) -> None:
+def test_the_evidence_counts_the_files_that_each_table_names(tmp_path: Path) -> None:
     nifti(tmp_path / "raw")
     torn = tmp_path / "raw" / "train" / "train_9_a_1.nii.gz"
     torn.write_bytes(b"torn")
@@ -72,7 +72,7 @@ def test_stored_values_are_rescaled_by_the_table(tmp_path: Path) -> None:
     assert taken(config) == 6
 
 
-def test_hu_are_not_rescaled_by_a_header_that_says_so(tmp_path: Path) -> None:
+def test_stored_hu_are_not_rescaled_though_the_header_has_a_slope(tmp_path: Path) -> None:
     nifti(tmp_path / "raw")
     for path in (tmp_path / "raw").rglob("*.nii.gz"):
         image = nibabel.Nifti1Image(np.asarray(nibabel.load(path).dataobj), np.diag([-0.75, -0.75, 1.5, 1]))
@@ -112,7 +112,7 @@ def test_tables_around_the_folder_are_found(tmp_path: Path) -> None:
     assert "../labels.csv is not used, as it cannot be read: " in warnings(seen)
 
 
-def test_without_reports_it_says_what_table_is_needed(tmp_path: Path) -> None:
+def test_without_reports_the_message_names_the_table_that_is_needed(tmp_path: Path) -> None:
     npz(tmp_path / "raw")
     (tmp_path / "raw" / "reports.csv").unlink()
     with pytest.raises(UsageError, match="no table of reports names any of 6 volumes"):
@@ -148,7 +148,7 @@ def test_the_side_that_slices_are_stacked_along_is_z(shapes: list[tuple[int, ...
 
 
 @pytest.mark.parametrize("shapes", [[(16, 16, 16)], [(6, 12, 16)], [(6, 16, 16), (16, 16, 6)]])
-def test_sides_that_do_not_show_the_axes_are_said_to(shapes: list[tuple[int, ...]]) -> None:
+def test_sides_that_do_not_show_the_axes_are_assumed_to_be_zyx(shapes: list[tuple[int, ...]]) -> None:
     assert axes_of(shapes) == ("zyx", "assumed, as the sides do not show which one is z")
 
 

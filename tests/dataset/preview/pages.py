@@ -1,4 +1,4 @@
-"""Versions to be looked at, and their pages as text and tags."""
+"""Versions for the tests of their pages, and the pages as text and tags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The faults tab: every fault in words with its way out, nothing hidden, nothing hostile, nothing private."""
+"""The faults tab explains every fault and its remedy; it hides nothing, and shows nothing hostile or private."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def flip(version: Path, row: int, at: int = 600) -> None:
 
 
 def shown(version: Path, findings: Sequence[Finding], level: str = "default", **report: Any) -> Tags:
-    """The page of a version of which verify said this."""
+    """The page of a version for which verify reported this."""
     return page(version, checked=Checked(Report(findings, **report), level, 1.7e9, "data/digits"))
 
 
@@ -101,7 +101,7 @@ def error(code: str, remedy: str = "build it again", **where: Any) -> Finding:
     return Finding(code, "error", remedy, where, {"problem": "it is broken"})
 
 
-def test_a_sound_dataset_has_one_line_that_says_what_was_looked_at(dataset: Path) -> None:
+def test_a_sound_dataset_has_one_line_on_what_was_checked(dataset: Path) -> None:
     for option, says in (
         ("--quick", "No faults at level quick"),
         ("--json", "No faults at level default"),
@@ -113,7 +113,7 @@ def test_a_sound_dataset_has_one_line_that_says_what_was_looked_at(dataset: Path
         assert "tarmac repair" not in text
 
 
-def test_what_was_ruled_out_is_said(plain: Path) -> None:
+def test_ruled_out_codes_are_shown(plain: Path) -> None:
     ruled_out = [{"code": "shard.extra", "evidence": "4 files, all known"}]
     text = words(shown(plain, [], ruled_out=ruled_out, not_seen=["whether members decode"]))
     assert "Not seen: whether members decode. Ruled out: 1 code shard.extra 4 files, all known" in text
@@ -188,7 +188,7 @@ def test_findings_are_bounded_and_the_rest_counted(plain: Path, tmp_path: Path) 
     assert summary(checked.report) == "11,000 faults: sample.missing_member 11,000"
 
 
-def test_what_hostile_tars_say_is_seen_and_does_nothing(plain: Path) -> None:
+def test_text_from_hostile_tars_is_visible_and_harmless(plain: Path) -> None:
     findings = [
         Finding(
             code,
@@ -317,7 +317,7 @@ def test_many_codes_are_one_line_on_the_terminal() -> None:
     )
 
 
-def test_who_is_in_quarantine_is_counted(dataset: Path, version: Path) -> None:
+def test_samples_in_quarantine_are_counted(dataset: Path, version: Path) -> None:
     flip(version, 3)
     place = ("train", "train/000000.tar")
     entries = [quarantine.Quarantined(version.name, *place, f"key{n}", "member.checksum") for n in range(3)]

@@ -1,4 +1,4 @@
-"""The page of a version: what one sees, what one must not see, and what a fault does to it."""
+"""The page of a version: what it shows, what it must not show, and what a fault costs."""
 
 from __future__ import annotations
 

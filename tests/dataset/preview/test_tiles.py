@@ -1,4 +1,4 @@
-"""Tiles of every modality: what a sample shows, what it says when it cannot, and what is left of a damaged one."""
+"""Tiles of every modality: what they show of a sample, of a faulty one, and of a damaged shard."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def faults(tile: Tile) -> str:
     return "; ".join(tile.faults)
 
 
-def test_torn_samples_are_tiles_that_say_so(tmp_path: Path) -> None:
+def test_torn_samples_are_tiles_with_their_fault(tmp_path: Path) -> None:
     version = a_version(tmp_path)
     altered, cut, gone = (version / f"train/{n:06d}.tar" for n in range(3))
     content = bytearray(altered.read_bytes())
