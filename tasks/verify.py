@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -42,18 +43,16 @@ def verify(config: Config, version: Path) -> StageResult[Verified]:
         report = stage.call(
             "tasks.dataset.verify.verifier:verify_version", {"version": str(version)}, config.dataset.private
         )
-        errors = [finding for finding in report["findings"] if finding["severity"] == "error"]
+        findings = [Finding(**entry) for entry in report["findings"]]
+        errors = [finding for finding in findings if finding.severity == "error"]
         if errors:
             hidden = KEYS if config.dataset.private else ()
             lines = []
-            for entry in errors[:20]:
-                place = " ".join(str(value) for name, value in entry["where"].items() if name not in hidden)
-                lines.append(f"  {entry['code']} {place}: {entry['remedy']}")
-            steps = dict.fromkeys(f"  next: {entry['command']}" for entry in errors if entry["command"])
-            what = f"{version} is not sound: {counted(len(errors), 'finding')}"
-            raise DataError("\n".join([what, *lines, *steps]))
-        is_sound = not report["findings"]
-        verdict = "sound" if is_sound else "sound except for what is in quarantine"
+            for error in errors[:20]:
+                place = " ".join(str(value) for name, value in error.where.items() if name not in hidden)
+                lines.append(f"  {error.code} {place}: {error.remedy}")
+            raise _not_sound(str(version), errors, lines)
+        verdict = "sound except for what is in quarantine" if findings else "sound"
         return stage.result(f"{version.name}: {verdict}", Verified(version), "unchanged")
 
 
@@ -78,11 +77,16 @@ def examine(dataset: str, level: Level) -> StageResult[None]:
         if any(finding.severity == "error" for finding in findings):
             for line in lines:
                 get_run_logger().error("%s", line)
-            steps = dict.fromkeys(f"  next: {finding.command}" for finding in findings if finding.command)
-            what = f"{redact(dataset)} is not sound: {counted(len(findings), 'finding')}"
-            raise DataError("\n".join([what, *lines[:LINES], *steps]))
+            raise _not_sound(redact(dataset), findings, lines[:LINES])
         unseen = f"; not looked at: {', '.join(report['not_seen'])}" if report["not_seen"] else ""
         return stage.result(f"{redact(dataset)} is sound at level {level}{unseen}", None)
+
+
+def _not_sound(name: str, findings: Sequence[Finding], lines: Sequence[str]) -> DataError:
+    """Return the error for the findings of which `lines` show the first; it ends with the commands to run."""
+    steps = dict.fromkeys(f"  next: {finding.command}" for finding in findings if finding.command)
+    what = f"{name} is not sound: {counted(len(findings), 'finding')}"
+    return DataError("\n".join([what, *lines, *steps]))
 
 
 def _may_be_private(dataset: str) -> bool:
