@@ -35,6 +35,7 @@ from flows.operate.offers import (
     JOB_VARIABLES,
     POOL,
     SCHEDULE_SLUG,
+    TAGS,
     Offer,
     of_config,
     of_project,
@@ -210,7 +211,7 @@ def _wanted(offer: Offer, before: DeploymentResponse | None) -> dict[str, Any]:
     return {
         "description": offer.description,
         "entrypoint": offer.entrypoint,
-        "tags": list(dict.fromkeys([*tags, *offer.tags])),
+        "tags": list(dict.fromkeys([*tags, *TAGS])),
         "parameters": offer.parameters,
         "parameter_openapi_schema": form(offer),
         "enforce_parameter_schema": True,

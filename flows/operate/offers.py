@@ -26,6 +26,8 @@ from tasks.core.schema import Config
 from tasks.events import TAG
 
 POOL = "tarmac"
+TAGS = [TAG, TAKE_UP]
+"""The tags of every deployment."""
 FLOWS = {
     "build": "flows.build.build_flow",
     "pipeline": "flows.pipeline.pipeline",
@@ -81,10 +83,6 @@ class Offer:
     def is_of_project(self) -> bool:
         """Whether it is offered once per project, and not for a config."""
         return "config" not in self.parameters
-
-    @property
-    def tags(self) -> list[str]:
-        return [TAG, TAKE_UP]
 
 
 @dataclass(frozen=True)
@@ -167,7 +165,7 @@ def prefect_file(offers: Sequence[Offer]) -> str:
             "name": "{{ folder.project }}" if offer.is_of_project else offer.name,
             "entrypoint": offer.entrypoint,
             "description": offer.description,
-            "tags": offer.tags,
+            "tags": [*TAGS],
             "parameters": offer.parameters,
             "schedules": _schedules(offer),
             "work_pool": pool,

@@ -351,11 +351,10 @@ class Catalogue:
         for *row, _ in self._database.execute("SELECT * FROM rejects ORDER BY number"):
             yield RejectedSample(*row)
 
-    def first_rejects(self) -> Iterator[RejectedSample]:
-        """Yield the first reject of each reason."""
-        query = "SELECT * FROM rejects WHERE number IN (SELECT min(number) FROM rejects GROUP BY reason)"
-        for *row, _ in self._database.execute(f"{query} ORDER BY reason"):
-            yield RejectedSample(*row)
+    def examples(self) -> dict[str, str]:
+        """Return the place and detail of the first reject of each reason."""
+        query = "SELECT reason, place || ': ' || detail, min(number) FROM rejects GROUP BY reason"
+        return {reason: example for reason, example, _ in self._database.execute(query)}
 
     def reasons(self) -> dict[str, int]:
         query = "SELECT reason, count(*) FROM rejects GROUP BY reason ORDER BY reason"

@@ -130,7 +130,7 @@ def _work(config: Config, before: Path | None, catalogue: Catalogue) -> Conversi
         listed=catalogue.read,
         filtered=catalogue.filtered,
         rejected=catalogue.reasons(),
-        rejected_examples={one.reason: f"{one.source}: {one.detail}" for one in catalogue.first_rejects()},
+        rejected_examples=catalogue.examples(),
         passed_over=catalogue.fact("passed_over") or {},
         shards=len(known) + len(missing),
         to_convert=to_convert,

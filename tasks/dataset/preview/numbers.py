@@ -107,6 +107,12 @@ class Distribution:
     def is_whole(self) -> bool:
         return bool((np.rint(self.values) == self.values).all())
 
+    @property
+    def figures(self) -> list[str]:
+        """The FIGURES as the table shows them."""
+        found = [self.quantile(share) for share in FIGURES.values()]
+        return [count(value) if self.is_whole else number(value, 4) for value in found]
+
     def quantile(self, share: float) -> float:
         """Return the smallest value that at least this share lies at or below; exact at 0 and 1."""
         if share in (0.0, 1.0):
@@ -133,21 +139,10 @@ class NumberColumn:
     splits: Mapping[str, Distribution]
 
 
-@dataclass(frozen=True)
-class FigureRow:
-    """One row of the table: the FIGURES of one column and split."""
-
-    title: str
-    unit: str
-    split: str
-    values: Sequence[str]
-    missing: int
-
-
 def read_columns(
     version: Path, splits: Sequence[str], modality: str, progress: Progress = no_progress
 ) -> list[NumberColumn]:
-    """Return the numeric columns of these splits; DataError if a table cannot be read."""
+    """Return the columns of these splits that hold any number; DataError if a table cannot be read."""
     found: dict[str, dict[str, Distribution]] = {}
     schemas = {split: _schema(version / samples_name(split)) for split in splits}
     done, total = 0, sum(rows for _, rows in schemas.values())
@@ -170,6 +165,7 @@ def read_columns(
     return [
         NumberColumn(name, *known.get(name, (name.replace("_", " "), name)), found[name])
         for name in sorted(found, key=lambda name: (order.get(name, len(order)), name))
+        if any(values.total for values in found[name].values())
     ]
 
 
@@ -198,18 +194,6 @@ def token_lengths(version: Path, samples: Mapping[str, int], count_tokens: Count
             with suppress(DataError, KeyError):  # the gallery and verify report such samples
                 found.append(count_tokens(reader.read(row).members["txt"].decode("utf-8", "replace")))
     return Distribution(values=np.array(found))
-
-
-def table_rows(columns: Sequence[NumberColumn]) -> list[FigureRow]:
-    """Return the table of all numbers, split by split."""
-    rows = []
-    for column in columns:
-        for split, values in column.splits.items():
-            if values.total:
-                found = [values.quantile(share) for share in FIGURES.values()]
-                figures = [count(value) if values.is_whole else number(value, 4) for value in found]
-                rows.append(FigureRow(column.title, column.unit, split, figures, values.missing))
-    return rows
 
 
 def column_charts(columns: Sequence[NumberColumn]) -> list[BarLayout]:

@@ -47,7 +47,7 @@ class Content:
     groups: Sequence[RejectGroup] = ()
     passed_over: Sequence[str] = ()
     charts: list[BarLayout] = field(default_factory=list)
-    rows: list[numbers.FigureRow] = field(default_factory=list)
+    columns: list[numbers.NumberColumn] = field(default_factory=list)
     shard_charts: list[BarLayout] = field(default_factory=list)
     no_tokens: str = ""
     missing: list[str] = field(default_factory=list)
@@ -148,7 +148,7 @@ def gather_page(
             content.groups = read_groups(version, manifest.rejects, bool(content.private))
         with _noted(content, version, "No distributions are shown"):
             columns = numbers.read_columns(version, list(manifest.splits), manifest.modality, progress)
-            content.rows, content.charts = numbers.table_rows(columns), numbers.column_charts(columns)
+            content.columns, content.charts = columns, numbers.column_charts(columns)
         with _noted(content, version, "No shards are shown"):
             content.shard_charts = numbers.shard_charts(read_shards(version))
         if not content.private:
@@ -222,7 +222,8 @@ def _add_tokens(
         content.no_tokens = "Tokens per caption are left out: no tokenizer is installed (open_clip has one)."
         return
     lengths = numbers.token_lengths(version, samples, count_tokens)
-    column = numbers.NumberColumn("tokens", "Tokens per caption", "tokens", {"a sample of all": lengths})
-    content.rows += numbers.table_rows([column])
+    if lengths.total:
+        splits = {"a sample of all": lengths}
+        content.columns.append(numbers.NumberColumn("tokens", "Tokens per caption", "tokens", splits))
     if (chart := numbers.token_chart(lengths)) is not None:
         content.charts.append(chart)

@@ -8,14 +8,7 @@ import numpy as np
 import pytest
 
 from tasks.dataset.preview import numbers
-from tasks.dataset.preview.numbers import (
-    Distribution,
-    histogram,
-    merged,
-    read_columns,
-    shard_charts,
-    table_rows,
-)
+from tasks.dataset.preview.numbers import Distribution, histogram, merged, read_columns, shard_charts
 from tasks.dataset.tables import ShardRecord
 from tests.dataset.handmade import write_version
 from tests.dataset.preview.pages import page, pairs, words
@@ -69,7 +62,8 @@ def test_a_chat_without_images_has_no_sides(tmp_path: Path) -> None:
     assert (images.lowest, images.total) == (0, 3)
     assert list(columns) == ["width", "height", "images", "custom_score"]
     assert columns["custom_score"].title == "custom score"
-    assert table_rows([columns["custom_score"]])[0].values == ["0.2500", "0.2500", "0.5000", "1.000", "1.000"]
+    figures = columns["custom_score"].splits["train"].figures
+    assert figures == ["0.2500", "0.2500", "0.5000", "1.000", "1.000"]
 
 
 def test_tokens_are_counted_on_some_captions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
