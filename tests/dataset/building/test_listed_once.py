@@ -62,6 +62,14 @@ def config(tmp_path: Path) -> Config:
     return made
 
 
+def surveyed(config: Config) -> Path:
+    """The folder of the listing that the check keeps for a build."""
+    assert is_up_to_date(config, for_build=True) is None
+    survey = freshness.kept_survey(config.dataset.output)
+    assert survey is not None
+    return survey
+
+
 def images(asked: Counter[str]) -> set[int]:
     return {count for name, count in asked.items() if name.endswith(".png")}
 
@@ -69,9 +77,7 @@ def images(asked: Counter[str]) -> set[int]:
 def test_the_build_takes_over_what_the_check_has_listed(
     config: Config, asked: Counter[str], opened: list[str], tmp_path: Path
 ) -> None:
-    assert is_up_to_date(config, for_build=True) is None
-    survey = freshness.kept_survey(config.dataset.output)
-    assert survey is not None
+    survey = surveyed(config)
     result = build(config, survey=survey)
     assert result.shards_rewritten == 1
     assert opened == ["captions.csv"]
@@ -91,8 +97,7 @@ def test_a_command_and_its_build_send_each_server_one_request_per_file(tmp_path:
         published(config)
         raw.write_table(tmp_path / "raw", [*rows[:-1], (rows[-1][0], "another caption", "x")])
         requests.clear()
-        assert is_up_to_date(config, for_build=True) is None
-        survey = freshness.kept_survey(config.dataset.output)
+        survey = surveyed(config)
         found = {"config": config.model_dump(mode="json"), "survey": str(survey)}
         assert child.call("tasks.dataset.building.builder:build", found)["shards_rewritten"] == 1
     looked_at = Counter({asked: count for asked, count in requests.items() if asked.startswith("HEAD")})
@@ -143,17 +148,14 @@ def test_a_full_disk_is_one_line(config: Config, monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_was_listed_for_another_config_is_not_taken_over(config: Config, tmp_path: Path) -> None:
-    assert is_up_to_date(config, for_build=True) is None
-    survey = freshness.kept_survey(config.dataset.output)
+    survey = surveyed(config)
     other = raw.config(tmp_path / "raw", tmp_path / "out", image={"encode": "jpg"})
     result = build(other, survey=survey)
     assert result.shards_rewritten == result.shards and result.accepted == COUNT
 
 
 def test_what_a_killed_command_listed_is_removed(config: Config) -> None:
-    assert is_up_to_date(config, for_build=True) is None
-    left = freshness.kept_survey(config.dataset.output)
-    assert left is not None
+    left = surveyed(config)
     build(config)
     assert left.exists(), "it may be of a command that is about to build"
     os.utime(left, (0, 0))
@@ -162,8 +164,7 @@ def test_what_a_killed_command_listed_is_removed(config: Config) -> None:
 
 
 def test_a_build_that_had_to_wait_lists_anew(config: Config, tmp_path: Path) -> None:
-    assert is_up_to_date(config, for_build=True) is None
-    survey = freshness.kept_survey(config.dataset.output)
+    survey = surveyed(config)
     other = Lease(config.dataset.output / "lease.json")
     other.acquire()
 
@@ -174,4 +175,4 @@ def test_a_build_that_had_to_wait_lists_anew(config: Config, tmp_path: Path) -> 
 
     result = published(config, progress=progress, survey=survey)
     assert is_up_to_date(config) == result.version, "what changed while it waited is in it"
-    assert survey is not None and not survey.exists()
+    assert not survey.exists()

@@ -17,39 +17,26 @@ from tasks.dataset.verify.verifier import verify
 from tests.dataset import raw
 from tests.dataset.building.prepared import pictures, published
 
+FAULTS: list[tuple[str, bytes | None, str, str]] = [
+    ("missing.png", None, "a missing image", "member.missing"),
+    ("empty.png", raw.png(2), "  ", "caption.empty"),
+    ("html.png", b"<!doctype html><html>404</html>", "a web page", "image.not_an_image"),
+    ("0003.png", raw.png(3), "a duplicate key", "key.duplicate"),
+    ("torn.png", raw.png(1, 40)[:500], "a truncated image", "image.undecodable"),
+    ("latin.png", raw.png(2), "gr\udcfcn", "caption.encoding"),  # the byte FC, which is no UTF-8
+    ("nothing.png", b"", "0 bytes", "image.empty"),
+]
+"""File, content, caption and reject reason of a bad sample of each kind."""
+
 
 def bad_table(folder: Path) -> dict[str, str]:
     """40 sound samples and one of each fault; returns the reason by the fault's file."""
     rows = raw.pictures(folder, 40)
-    html, torn, empty, latin, missing = "html.png", "torn.png", "empty.png", "latin.png", "missing.png"
-    nothing = "nothing.png"
-    (folder / html).write_text("<!doctype html><html>404</html>")
-    (folder / torn).write_bytes(raw.png(1, 40)[:500])
-    (folder / nothing).write_bytes(b"")
-    for name in (empty, latin):
-        (folder / name).write_bytes(raw.png(2))
-    raw.write_table(
-        folder,
-        [
-            *rows,
-            (missing, "a missing image", "x"),
-            (empty, "  ", "x"),
-            (html, "a web page", "x"),
-            ("0003.png", "a duplicate key", "x"),
-            (torn, "a truncated image", "x"),
-            (latin, "gr\udcfcn", "x"),  # the byte FC, which is no UTF-8
-            (nothing, "0 bytes", "x"),
-        ],
-    )
-    return {
-        missing: "member.missing",
-        empty: "caption.empty",
-        html: "image.not_an_image",
-        "0003.png": "key.duplicate",
-        torn: "image.undecodable",
-        latin: "caption.encoding",
-        nothing: "image.empty",
-    }
+    raw.write_table(folder, [*rows, *((name, caption, "x") for name, _, caption, _ in FAULTS)])
+    for name, content, _, _ in FAULTS:
+        if content is not None:
+            (folder / name).write_bytes(content)
+    return {name: reason for name, _, _, reason in FAULTS}
 
 
 def test_each_bad_input_is_accounted_for(tmp_path: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import tarfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from tasks.dataset.init import PlaceSurvey, config_text
 from tasks.dataset.sources import open_sources
 from tasks.dataset.sources.protocol import of_files
 from tests.dataset import raw
-from tests.dataset.raw import chat, png
+from tests.dataset.raw import chat, png, shards
 
 LUNGS = '"The lungs are clear, no nodule is seen."'
 
@@ -104,20 +102,13 @@ def nifti(folder: Path, count: int = 6) -> None:
     )
 
 
-def tar(path: Path, samples: Mapping[str, Mapping[str, bytes]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as file:
-        for key, members in samples.items():
-            for suffix, content in members.items():
-                member = tarfile.TarInfo(f"{key}.{suffix}")
-                member.size = len(content)
-                file.addfile(member, io.BytesIO(content))
-
-
 def tars(folder: Path, make: Callable[[int], Mapping[str, bytes]], count: int = 3) -> None:
+    """Two tars of `count` samples each, whose members `make` gives by suffix."""
+    folder.mkdir(parents=True, exist_ok=True)
     for shard in range(2):
         numbers = range(shard * count, (shard + 1) * count)
-        tar(folder / f"{shard:05d}.tar", {f"{number:09d}": make(number) for number in numbers})
+        members = ((f"{n:09d}.{suffix}", content) for n in numbers for suffix, content in make(n).items())
+        (folder / f"{shard:05d}.tar").write_bytes(shards.tar_bytes(members))
 
 
 def webdataset(folder: Path) -> None:
@@ -143,21 +134,10 @@ def img2dataset(folder: Path) -> None:
         pq.write_table(pa.table(columns), folder / f"{shard:05d}.parquet")
 
 
-def reinforcement(_: int) -> dict[str, bytes]:
-    arrays = io.BytesIO()
-    np.savez(arrays, image_emb=np.zeros((1, 8), np.float32), text_emb=np.zeros((3, 8), np.float32))
-    crops = {"param_aug": [[[0, 0, 6, 6], [[1, 2], [3, 4]]]]}
-    return {
-        "syn.json": json.dumps({"syn_text": ["a", "b"]}).encode(),
-        "paug.json": json.dumps(crops).encode(),
-        "npz": arrays.getvalue(),
-    }
-
-
 def reinforced(folder: Path) -> None:
     """As published: the images in tars of their own."""
     tars(folder / "images", lambda number: {"jpg": png(number, kind="JPEG"), "txt": b"a thing"})
-    tars(folder / "reinforcement", reinforcement)
+    tars(folder / "reinforcement", lambda _: shards.reinforcement())
 
 
 KINDS: dict[str, tuple[Callable[[Path], None], str, str]] = {

@@ -14,13 +14,12 @@ from tests.dataset.init.kinds import (
     config_of,
     img2dataset,
     reinforced,
-    reinforcement,
     taken,
     tars,
     warnings,
     webdataset,
 )
-from tests.dataset.raw import png
+from tests.dataset.raw import png, shards
 
 
 def test_a_caption_in_json_becomes_the_text(tmp_path: Path) -> None:
@@ -67,7 +66,7 @@ def test_reinforcements_join_the_images_of_the_tar_of_their_name(tmp_path: Path)
 
 
 def test_reinforcements_without_images_are_reported(tmp_path: Path) -> None:
-    tars(tmp_path / "raw", reinforcement)
+    tars(tmp_path / "raw", lambda _: shards.reinforcement())
     with pytest.raises(UsageError, match="without images: give a folder with both"):
         survey("raw")
 

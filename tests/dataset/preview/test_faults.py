@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +96,10 @@ def look(dataset: Path, *options: str) -> tuple[int, str]:
     return code, words(page_of(out))
 
 
-def error(code: str, remedy: str = "build it again", **where: Any) -> Finding:
-    return Finding(code, "error", remedy, where, {"problem": "it is broken"})
+def error(
+    code: str, remedy: str = "build it again", evidence: Any = None, command: Any = None, **where: Any
+) -> Finding:
+    return Finding(code, "error", remedy, where, evidence or {"problem": "it is broken"}, command=command)
 
 
 def test_a_sound_dataset_has_one_line_on_what_was_checked(dataset: Path) -> None:
@@ -135,13 +136,13 @@ def test_every_code_is_explained(plain: Path) -> None:
 
 def test_a_finding_shows_place_evidence_remedy_and_command(plain: Path) -> None:
     findings = [
-        Finding(
+        error(
             "shard.count",
-            "error",
             f"see {number}",
-            {"split": "train", "shard": f"train/00000{number}.tar"},
             {"samples": 12345, "expected": 16, "problem": f"{plain}/train is odd"},
-            command=f"tarmac repair --shard {number}",
+            f"tarmac repair --shard {number}",
+            split="train",
+            shard=f"train/00000{number}.tar",
         )
         for number in (1, 2)
     ]
@@ -159,7 +160,7 @@ def test_a_command_names_the_dataset_as_the_user_does(tmp_path: Path, folder: st
     write_version(version, "image_text", {"train": pairs(1)})
     for path in (tmp_path / folder, version):
         command = f"tarmac repair {shlex.quote(str(path))}"
-        text = words(shown(version, [replace(error("shard.missing", shard="a.tar"), command=command)]))
+        text = words(shown(version, [error("shard.missing", command=command, shard="a.tar")]))
         assert "tarmac repair data/digits Where" in text and str(tmp_path) not in text
 
 
@@ -167,15 +168,10 @@ def test_findings_are_bounded_and_the_rest_counted(plain: Path, tmp_path: Path) 
     long = "x" * 10_000
     evidence = {f"fact {fact} {long}": long for fact in range(30)} | {LEFT: 10}
     findings = [
-        Finding(
-            "sample.missing_member",
-            "error",
-            long,
-            {"shard": "train/000000.tar", "key": f"{number}-{long[:1000]}"},
-            evidence,
-            command=long,
+        error(
+            "sample.missing_member", long, evidence, long, shard="train/000000.tar", key=f"{n}-{long[:1000]}"
         )
-        for number in range(1000)
+        for n in range(1000)
     ]
     checked = Checked(Report(findings, not_seen=[long] * 1000), "default", 1.7e9)
     bare = write_look(plain, tmp_path / "bare.html").path.stat().st_size
@@ -189,17 +185,10 @@ def test_findings_are_bounded_and_the_rest_counted(plain: Path, tmp_path: Path) 
 
 
 def test_text_from_hostile_tars_is_visible_and_harmless(plain: Path) -> None:
-    findings = [
-        Finding(
-            code,
-            "error",
-            HOSTILE,
-            {"shard": HOSTILE, "key": HOSTILE, "member": HOSTILE},
-            {HOSTILE: HOSTILE, "problem": f"{HOSTILE} https://me:hunter2@host/x?token=hunter2"},
-            command=HOSTILE,
-        )
-        for code in ("member.unsafe", "sample.duplicate_key")
-    ]
+    where = dict.fromkeys(("shard", "key", "member"), HOSTILE)
+    evidence = {HOSTILE: HOSTILE, "problem": f"{HOSTILE} https://me:hunter2@host/x?token=hunter2"}
+    codes = ("member.unsafe", "sample.duplicate_key")
+    findings = [error(code, HOSTILE, evidence, HOSTILE, **where) for code in codes]
     report = {"not_seen": [HOSTILE], "ruled_out": [{"code": HOSTILE, "evidence": HOSTILE}]}
     page = shown(plain, findings, **report)  # type: ignore[arg-type]
     assert {tag for tag, _ in page.tags} & {"script", "iframe", "object", "link"} == set()
@@ -213,17 +202,9 @@ def test_text_from_hostile_tars_is_visible_and_harmless(plain: Path) -> None:
 @pytest.mark.parametrize("private", [True, None])
 def test_of_a_private_version_there_are_codes_and_counts(tmp_path: Path, private: bool | None) -> None:
     version = write_version(tmp_path / "version", "image_text", {"train": pairs(20)}, private=private)
-    findings = [
-        Finding(
-            code,
-            "error",
-            f"remedy {SECRET}",
-            {"shard": f"{SECRET}/000000.tar", "key": f"{SECRET}_1", "member": f"{SECRET}.txt"},
-            {"problem": SECRET, LEFT: 4},
-            command=f"tarmac repair {SECRET}",
-        )
-        for code in CODES
-    ]
+    where = {"shard": f"{SECRET}/000000.tar", "key": f"{SECRET}_1", "member": f"{SECRET}.txt"}
+    evidence, command = {"problem": SECRET, LEFT: 4}, f"tarmac repair {SECRET}"
+    findings = [error(code, f"remedy {SECRET}", evidence, command, **where) for code in CODES]
     ruled_out = [{"code": "shard.extra", "evidence": SECRET}]
     checked = Checked(Report(findings, ruled_out, [SECRET]), "default", 1.7e9, f"/data/{SECRET}")
     quarantine.add(version, [quarantine.Quarantined("version", "train", "train/000000.tar", SECRET, SECRET)])
