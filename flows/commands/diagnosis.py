@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from flows.commands.arguments import AsJson, Changes, RunsFolder
-from flows.commands.output import print_json, say
+from flows.commands.output import answer, print_json
 from tasks.core import screen
 from tasks.core.errors import UsageError
 from tasks.core.findings import MARKS, Finding
@@ -58,11 +59,7 @@ def preflight(
             raise UsageError("tarmac preflight: --set changes a config, and a command has none")
         else:
             found = preflight_command(words, Path.cwd(), deep, progress)
-    if as_json:
-        print_json(_preflight_facts(found))
-    else:
-        say("\n".join(_preflight_lines(found)))
-    return 0 if found.report.ok else 1
+    return answer(as_json, lambda: _preflight_facts(found), _preflight_lines(found), found.report.ok)
 
 
 def _preflight_external(config: Config, own: Preflight, deep: bool, progress: screen.Progress) -> Preflight:
@@ -161,12 +158,9 @@ def doctor(
         raise UsageError("tarmac doctor: name what to examine: --pid PID, --run RUN or --log FILE")
     page = out or Path(f"doctor-{done.name}.html")
     examinations.save_doctor_page(done, page)
-    if as_json:
-        print_json({**done.to_json(), "page": str(page)})
-    else:
-        say("\n".join(examinations.text_of(done)))
-        say(f"SAVED      {near(page)} (redacted; safe to attach to a bug report)")
-    return 0 if done.verdict.report.ok else 1
+    saved = f"SAVED      {near(page)} (redacted; safe to attach to a bug report)"
+    lines = chain(examinations.text_of(done), [saved])
+    return answer(as_json, lambda: {**done.to_json(), "page": str(page)}, lines, done.verdict.report.ok)
 
 
 def watch(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 
@@ -16,6 +17,18 @@ def say(text: str) -> int:
 def print_json(value: Any) -> int:
     """Print one JSON object; returns the exit code of success."""
     return say(json.dumps(value, ensure_ascii=False))
+
+
+def answer(
+    as_json: bool, facts: Callable[[], Mapping[str, Any]], lines: Iterable[str], is_ok: bool = True
+) -> int:
+    """Print one JSON object of the facts, or the lines, whichever was asked for; returns the exit code of a
+    command that succeeded, or has found something wrong."""
+    if as_json:
+        print_json(facts())
+    else:
+        say("\n".join(lines))
+    return 0 if is_ok else 1
 
 
 def print_result(**facts: Any) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from flows.commands.arguments import AsJson, DatasetFolder, Full, Level, Quick, level_of
-from flows.commands.output import print_json, print_result, say
+from flows.commands.output import answer, print_json, print_result, say
 from tasks.core import screen
 from tasks.core.errors import UsageError
 from tasks.core.findings import Report
@@ -57,12 +57,9 @@ def verify(
     began = time.monotonic()
     with screen.running("verify") as progress:
         report = examine(dataset, level, progress)
-    if as_json:
-        print_json(report.to_json())
-    else:
-        took = format_duration(time.monotonic() - began)
-        say("\n".join(report_lines(report, _shown_place(dataset), level, took)))
-    return 0 if report.ok else 1
+    took = format_duration(time.monotonic() - began)
+    lines = report_lines(report, _shown_place(dataset), level, took)
+    return answer(as_json, report.to_json, lines, report.ok)
 
 
 def report_lines(report: Report, name: str, level: str, took: str) -> Iterator[str]:
@@ -221,12 +218,9 @@ def repair(
     began = time.monotonic()
     with screen.running("repair") as progress:
         done = mend(dataset, level, progress, config=settings, quarantines=quarantine, shards=shard or ())
-    if as_json:
-        print_json(_repair_facts(done))
-    else:
-        took = format_duration(time.monotonic() - began)
-        say("\n".join(_repair_lines(done, dataset, level, quarantine, took)))
-    return 0 if done.ok else 1
+    took = format_duration(time.monotonic() - began)
+    lines = _repair_lines(done, dataset, level, quarantine, took)
+    return answer(as_json, lambda: _repair_facts(done), lines, done.ok)
 
 
 def _repair_facts(done: Repaired) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 from cyclopts import Parameter
 
 from flows.commands.arguments import AsJson, Changes, ConfigFile, RunsFolder
-from flows.commands.output import print_json, print_result, say
+from flows.commands.output import answer, print_result, say
 from tasks.core import screen
 from tasks.core.errors import UsageError
 from tasks.core.units import counted, format_duration, near, size
@@ -52,12 +52,12 @@ def fetch(
         found = download(needs, settings.runs, progress, update=update)
     lacking = list(hub.lacks([need for need in needs if isinstance(need, PathNeed)], hub.Lock()))
     unknown = [f"{need.key}: {need.why}" for need in needs if isinstance(need, UnknownNeed)]
-    if as_json:
-        findings = [asdict(lack.finding()) for lack in lacking]
-        repositories = [asdict(one) for one in found]
-        facts = {"findings": findings, "repositories": repositories, "not_seen": unknown}
-        print_json({"ok": not lacking, **facts})
-        return 1 if lacking else 0
+    facts = {
+        "ok": not lacking,
+        "findings": [asdict(lack.finding()) for lack in lacking],
+        "repositories": [asdict(one) for one in found],
+        "not_seen": unknown,
+    }
     lines = [*map(_fetched_line, found)]
     lines += [f"✗ weights.missing   {lack.problem}" for lack in lacking]
     lines += [f"  not fetched: {need}" for need in unknown]
@@ -66,8 +66,7 @@ def fetch(
         lines.append(f"✓ {took}; digests in {lock}; runs of this config do not ask the hub")
     elif not lines:
         lines.append("✓ nothing to fetch: this config needs nothing from the hub")
-    say("\n".join(lines))
-    return 1 if lacking else 0
+    return answer(as_json, lambda: facts, lines, not lacking)
 
 
 def _fetched_line(one: Fetched) -> str:
