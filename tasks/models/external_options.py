@@ -40,6 +40,11 @@ PASSED_ON = frozenset(
 HUB = "hf-hub:"
 OPEN_CLIP = ("python", "-m", "open_clip_train.main")
 
+TrainerName = Literal[
+    "open_clip", "mobileclip", "nano_vlm", "lightning", "transformers", "accelerate", "yolo", "fairseq",
+    "generic",
+]  # fmt: skip
+
 
 class ExternalOptions(ClipOptions):
     """`train.model` of recipe external: the model as in recipe clip, so that checkpoints can be evaluated."""
@@ -52,7 +57,7 @@ class ExternalOptions(ClipOptions):
     """The words that start the training; options that they give override those that Tarmac fills in. `python`
     at the start is Tarmac's own interpreter, and `torchrun`, which starts several ranks, belongs to it too;
     paths are absolute."""
-    trainer: Literal["open_clip", "mobileclip", "nano_vlm", "lightning", "generic"] | None = None
+    trainer: TrainerName | None = None
     """The trainer whose options and log lines these are, where the command does not show it, as
     with a script."""
 

@@ -21,6 +21,10 @@ Phase = Literal["start", "first_batch", "step", "validate", "checkpoint", "end"]
 """The part of a training that a log line belongs to; `first_batch` is the wait for the first batch."""
 
 
+_COLOURS = re.compile(r"\x1b\[(?:[\d;?]*[B-Za-z]|\d+A)")
+"""Escape sequences of a terminal, but the one by which tqdm returns from an inner bar to the outer one."""
+
+
 @dataclass(frozen=True)
 class DataArguments:
     """The training data that a command names, with the trainer's defaults filled in.
@@ -108,6 +112,17 @@ class LogLine:
 
 
 @dataclass(frozen=True)
+class Reached:
+    """How far a training came by its own record `file`, written at a time in Unix seconds: `step` of
+    `steps`."""
+
+    step: int
+    steps: int
+    file: Path
+    written: float
+
+
+@dataclass(frozen=True)
 class Assignment:
     """A training by Tarmac's config; `Trainer.options` translates it into the trainer's options.
 
@@ -153,6 +168,8 @@ class Trainer:
     failures: Sequence[re.Pattern[str]] = ()
     must_log_steps: bool = False
     """Whether every successful training has logged at least one step."""
+    reached: Callable[[Command], Reached | None] = lambda command: None
+    """Returns how far the training of a command has come by the record that the trainer keeps."""
     probe: str | None = None
     webdataset: str = ""
     """The versions of webdataset that the trainer works with, in pip's notation."""
@@ -160,7 +177,8 @@ class Trainer:
     """Whether samples need the outputs of teacher models."""
 
     def progress(self, line: str) -> Progress | None:
-        """Return the progress in a line of the log, or None if it shows none."""
+        """Return the progress in a line of the log, or None if it shows none. Colours are taken out."""
+        line = _COLOURS.sub("", line)
         return next((found for kind in self.lines if (found := kind.read(line)) is not None), None)
 
     def failed(self, line: str) -> bool:

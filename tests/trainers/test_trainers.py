@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import itertools
 import math
+import os
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -155,6 +157,75 @@ def test_the_main_branch_takes_the_members_that_its_options_name() -> None:
 )
 def test_log_lines_show_how_far_a_training_is(name: str, line: str, progress: Progress) -> None:
     assert trainer(name).progress(line) == progress
+
+
+@pytest.mark.parametrize(
+    ("log", "name", "last", "losses", "validates"),
+    [
+        ("transformers", "Hugging Face Trainer", (20, 20), [0.7516, 0.7503], True),
+        ("trl", "Hugging Face Trainer", (10, 10), [1.951, 1.95], False),
+        ("sentence_transformers", "Hugging Face Trainer", (20, 20), [1.573, 1.407, 1.407, 1.407], False),
+        ("lightning_rich", "Lightning", (20, 20), [0.641], False),
+        ("yolo", "YOLO", (4, 4), [6.166, 5.28, 5.089, 4.878], True),
+    ],
+)
+def test_a_recorded_log_shows_steps_losses_and_the_end(
+    log: str, name: str, last: tuple[int, int], losses: list[float], validates: bool
+) -> None:
+    """Recorded from the packages named in the table, with nothing but a few warnings left out."""
+    text = (Path(__file__).parent / f"logs/{log}.txt").read_bytes().decode()
+    found = [progress for line in re.split(r"[\r\n]", text) if (progress := trainer(name).progress(line))]
+    steps = [one for one in found if one.phase == "step"]
+    counted = [one for one in steps if one.done is not None]
+    assert (counted[-1].done, counted[-1].total) == last
+    assert {one.total for one in counted} == {last[1]}, "a bar of something else is no step"
+    assert [one.loss for one in steps if one.loss is not None][-len(losses) :] == losses
+    assert any(one.phase == "validate" for one in found) == validates
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{'loss': nan, 'grad_norm': 1.5, 'learning_rate': 1e-05, 'epoch': 0.5}",
+        "{'loss': 0.0, 'grad_norm': nan, 'learning_rate': 1e-05, 'epoch': 0.5}",
+        "{'loss': '0', 'grad_norm': 'nan', 'learning_rate': '1e-05', 'epoch': '0.5'}",
+        "{'train_runtime': 1.2, 'train_samples_per_second': 6.0, 'train_loss': nan, 'epoch': 1.0}",
+    ],
+)
+def test_a_trainers_dictionary_tells_of_a_lost_loss(line: str) -> None:
+    found = trainer("Hugging Face Trainer").progress(line)
+    assert found is not None and found.loss is not None and math.isnan(found.loss)
+
+
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [
+        ("from transformers import Trainer, TrainingArguments", "Hugging Face Trainer"),
+        ("from trl import SFTTrainer", "Hugging Face Trainer"),
+        ("import accelerate\nfrom diffusers import UNet2DModel", "accelerate"),
+        ("from ultralytics import YOLO", "YOLO"),
+        ("from transformers import AutoModel", "generic"),
+    ],
+)
+def test_a_script_is_recognised_by_its_imports(tmp_path: Path, script: str, name: str) -> None:
+    (tmp_path / "train.py").write_text(script + "\n")
+    assert recognise(command("python train.py", tmp_path)).name == name
+    assert recognise(command("accelerate launch train.py", tmp_path)).name == name
+
+
+def test_how_far_a_trainer_came_is_read_from_its_newest_state(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("from transformers import Trainer\nTrainingArguments('out')\n")
+    for step in (10, 12):
+        folder = tmp_path / f"out/checkpoint-{step}"
+        folder.mkdir(parents=True)
+        (folder / "trainer_state.json").write_text(f'{{"global_step": {step}, "max_steps": 20}}')
+        os.utime(folder / "trainer_state.json", (step, step))
+    asked = command("python train.py", tmp_path)
+    reached = recognise(asked).reached(asked)
+    assert reached is not None and (reached.step, reached.steps) == (12, 20)
+    assert f"{tmp_path}/out/checkpoint-*/*.safetensors" in recognise(asked).checkpoints(asked)
+    (tmp_path / "out/checkpoint-12/trainer_state.json").write_text("{")
+    assert recognise(asked).reached(asked) is None
 
 
 def test_a_loss_that_is_no_number_is_read_as_such() -> None:
