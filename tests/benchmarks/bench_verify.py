@@ -102,7 +102,7 @@ def decoding(corpus: Path, total: int) -> float:
 def shards_of(corpus: Path, samples: int) -> Path:
     """The version that Tarmac builds of the corpus, made when it is not there."""
     build_corpus.make(corpus, samples)
-    out = corpus / f"verified-{samples}"
+    out = corpus.with_name(f"{corpus.name}-verified-{samples}")
     if not (found := list(out.glob("versions/*/manifest.json"))):
         shutil.rmtree(out, ignore_errors=True)
         seconds_of(sys.executable, "-m", "tests.benchmarks.build_ours", corpus, out, CORES, "header")
