@@ -231,7 +231,10 @@ def _watch_lines(done: WatchResult) -> Iterator[str]:
     if done.was_stopped:
         yield f"✗ watch: it stopped the training: {facts}"
         yield from verdict_of(done.stalls[-1])
-    elif done.exit_code == 0:
+    elif done.exit_code == 0 and (done.steps or done.checkpoint is not None):
         yield f"✓ watch: it ended well: exit code 0, {facts}"
+    elif done.exit_code == 0:
+        yield f"· watch: exit code 0, {facts}: nothing shows whether it trained"
+        yield "    fix    --progress PATTERN names the lines that show a step"
     else:
         yield f"✗ watch: exit code {done.exit_code}, {facts}"

@@ -21,7 +21,7 @@ from tasks.diagnosis.observation import procfs
 from tasks.diagnosis.observation.observe import SECONDS, observe, read_log
 from tasks.diagnosis.observation.record import Observation, ObservedProcess
 from tasks.diagnosis.observation.redaction import redacted, without_home
-from tasks.diagnosis.verdicts import Verdict, facts_of, judge, judge_log
+from tasks.diagnosis.verdicts import Verdict, facts_of, is_certain, judge, judge_log
 from tasks.trainers import GENERIC, TRAINERS
 from tasks.trainers.contract import Trainer
 
@@ -60,7 +60,7 @@ def examine_process(pid: int, log: Path | None = None, seconds: float = SECONDS)
         )
     watched = passage.watched_command(pid)
     about = f"process {pid} is tarmac watch; this is about its command, process {watched}" if watched else ""
-    seen = observe(watched or pid, seconds, log)
+    seen = observe(watched or pid, seconds, log, is_enough=is_certain)
     return Examination(f"process {watched or pid}", str(pid), judge(seen), seen, seen.at, about)
 
 

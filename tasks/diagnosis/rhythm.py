@@ -37,6 +37,8 @@ class Rhythm:
     steps: int = 0
     """The number of lines that showed a step."""
     last: Progress | None = None
+    loss: float | None = None
+    """The loss in the last line that had one: bars have none."""
     intervals: dict[Phase, deque[float]] = field(default_factory=dict)
 
     def note(self, progress: Progress, now: float) -> None:
@@ -48,6 +50,7 @@ class Rhythm:
         if progress.phase == "step":
             self.steps += 1
             self.last = progress
+            self.loss = self.loss if progress.loss is None else progress.loss
         is_last = progress.done is not None and progress.done == progress.total
         self.phase = "end" if progress.phase == "step" and is_last else progress.phase
         self.since = now

@@ -19,7 +19,7 @@ from tasks.diagnosis.examination import Examination
 from tasks.diagnosis.observation import procfs
 from tasks.diagnosis.observation.observe import SECONDS, observe
 from tasks.diagnosis.observation.record import KeptState, Observation
-from tasks.diagnosis.verdicts import Verdict, judge, sentence_of
+from tasks.diagnosis.verdicts import Verdict, is_certain, judge, sentence_of
 from tasks.loader import worker_state
 from tasks.models.recipes import options_type
 from tasks.runs import phases, record
@@ -44,7 +44,7 @@ def examine_run(run: RunFolder, seconds: float = SECONDS) -> Examination:
     if external is not None:  # each rank has started the command, which is the one to observe
         alive = [next(iter(procfs.family(pid)[1:]), pid) for pid in alive]
         trainer = external.model.get("trainer")
-    seen = observe(alive[0], seconds, run.rank_log(number), alive[1:], trainer)
+    seen = observe(alive[0], seconds, run.rank_log(number), alive[1:], trainer, is_certain)
     seen = replace(seen, states=_states(run))
     verdict = judge(seen)
     if external is not None:  # commands about the run and its config replace those about the bare command

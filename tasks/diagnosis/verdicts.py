@@ -7,6 +7,8 @@ cause is reported only where everything that it needs was observed. A stall that
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,6 +17,7 @@ from tasks.core.units import counted
 from tasks.diagnosis.causes.cause import Cause
 from tasks.diagnosis.causes.loading import LOADING
 from tasks.diagnosis.causes.printed import findings_in
+from tasks.diagnosis.causes.ranks import RANKS
 from tasks.diagnosis.causes.signs import DISKS, LOCKS, POLLS, Signs
 from tasks.diagnosis.causes.waiting import WAITING
 from tasks.diagnosis.observation.record import Log, Observation
@@ -22,7 +25,8 @@ from tasks.trainers.contract import Trainer
 
 MOST_STATES = 4
 State = Literal["gone", "paused", "works", "stalled", "unclear"]
-CAUSES: tuple[Cause, ...] = (*LOADING, *WAITING)
+CAUSES: tuple[Cause, ...] = (*RANKS, *LOADING, *WAITING)
+ERROR_LINE = re.compile(r"^(?:\[rank\d+\]: ?)?[A-Za-z_][\w.]*(?:Error|Exception|Warning)\b")
 ALIVE = frozenset({"loss.nonfinite", "sample.poison", "json.conflict"})
 """The causes that a log can state about a living training; other messages are about an ended one."""
 
@@ -95,7 +99,7 @@ def _state(signs: Signs, findings: list[Finding]) -> State:
     if findings:
         return "works"
     main = signs.main
-    if main is not None and (signs.runs(main) or signs.is_delivered):
+    if main is not None and ((signs.runs(main) and not signs.in_collective(main)) or signs.is_delivered):
         return "works"
     log = signs.seen.log
     is_fresh = log is not None and log.quiet_s < signs.seen.seconds and bool(log.lines)
@@ -125,17 +129,41 @@ def _computing(signs: Signs) -> list[Finding]:
 
 
 def _unknown(signs: Signs) -> Finding:
+    """Report the last link of the chain from the rank over its worker to the worker's helper: who waits, in
+    what and for whom."""
     if stopped := signs.stopped_workers:  # nothing shows who stopped them, or why
         pids, workers = " ".join(str(one.pid) for one in stopped), len(signs.living_workers)
         what = f"{len(stopped)} of {counted(workers, 'loader worker')} stopped by a signal (state T): {pids}"
         return Finding("unknown", "warning", f"kill -CONT {pids} lets them go on", evidence={"what": what})
-    main = signs.main
-    waits = next(iter(main.waits or {}), "unseen") if main is not None else "unseen"
-    evidence = {"what": f"it waits ({waits}) for what nothing here explains"}
-    remedy = "run it as root or under tarmac watch to see stacks"
-    if main is not None and main.stack:
-        evidence["stack"], remedy = main.stack[0], "see where it waits, below"
+    link = signs.last_link
+    if link is None:
+        nothing = {"what": "it waits for what nothing here explains"}
+        return Finding("unknown", "warning", "run it under tarmac watch to see more", evidence=nothing)
+    who = f"{link.role} {link.rank if link.role == 'rank' else link.pid}"
+    waits = Counter(link.waits or {"unseen": 1})
+    doing = "computes" if signs.runs(link) else f"waits ({waits.most_common(1)[0][0]})"
+    call = signs.own_call(link) or next(iter(link.stack or ()), None)
+    error = next((line for line in reversed(signs.log_lines) if ERROR_LINE.match(line)), None)
+    evidence = {
+        "what": f"{who} {doing}" + (f" in {call}" if call else "") + ", and nothing here explains why",
+        **({"while": "the other ranks wait for it in a collective"} if signs.is_main_waited_for else {}),
+        **({"stack": call} if call else {}),
+        **({"connection": f"{at.remote}, {at.state}"} if (at := next(iter(link.connections), None)) else {}),
+        **({"log": error.strip()[:160]} if error else {}),
+    }
+    remedy = "see what that call waits for" if call else "run it as root or under tarmac watch to see stacks"
     return Finding("unknown", "warning", remedy, evidence=evidence)
+
+
+def is_certain(seen: Observation) -> bool:
+    """Return whether a longer look could not change the verdict: nothing that only stands still for a moment
+    looks like its causes."""
+    signs = Signs(seen)
+    if signs.is_gone or signs.is_paused:
+        return True
+    supports = (cause.supports(signs) for cause in CAUSES)
+    is_open = any(support is not None and support.may_be_a_pause for support in supports)
+    return not is_open or signs.is_certain(signs.log_quiet_s)
 
 
 def facts_of(seen: Observation) -> list[tuple[str, str]]:

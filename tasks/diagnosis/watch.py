@@ -139,6 +139,14 @@ def watch(
     code, was_stopped = process.returncode, stops and bool(stalls)
     saved = _checkpoints_since(trainer, command, began_at)
     findings = [] if code else list(_judge_outcome(trainer, command, listener, bool(saved)))
+    reached = trainer.reached(command) if code == 0 else None
+    if reached is not None and reached.written >= began_at - 1 and reached.step < reached.steps:
+        evidence = {
+            "what": f"it ended at step {reached.step:,} of {reached.steps:,}",
+            "by": str(reached.file),
+        }
+        remedy = "right after an early stop; else start it again with --resume_from_checkpoint"
+        findings.append(Finding("run.incomplete", "warning", remedy, evidence=evidence))
     if was_stopped or code == 0:
         code = int(was_stopped or any(one.severity == "error" for one in findings))
     causes = [finding for one in stalls for finding in one.verdict.report.findings]
@@ -169,8 +177,7 @@ def _attend(
         if stalled is not None and rhythm.since > stalled[1]:
             show(f"✓ goes on after {rhythm.since - stalled[1]:.0f} s ({stalled[0]})")
             stalled = None
-        is_silent = rhythm.is_suspicious(now) and (rhythm.steps > 0 or listener.trainer.must_log_steps)
-        if stalled is not None or not (is_silent or activity.idle_s(now) > IDLE_S):
+        if stalled is not None or not (rhythm.is_suspicious(now) or activity.idle_s(now) > IDLE_S):
             continue
         examined = examination.examine_process(process.pid, listener.log)
         if process.poll() is not None:
@@ -228,10 +235,10 @@ def _judge_outcome(
         remedy = "tarmac preflight -- COMMAND shows why no batch came"
         yield Finding("run.no_batches", "error", remedy, evidence=evidence)
         return
-    loss = rhythm.last.loss if rhythm.last is not None else None
-    if loss is not None and not math.isfinite(loss):
+    if rhythm.loss is not None and not math.isfinite(rhythm.loss):
         remedy = "lower the learning rate, or take bf16 or fp32; resume from before it"
-        yield Finding("loss.nonfinite", "error", remedy, evidence={"what": f"its last loss is {loss}"})
+        evidence = {"what": f"its last loss is {rhythm.loss}"}
+        yield Finding("loss.nonfinite", "error", remedy, evidence=evidence)
     patterns = trainer.checkpoints(command)
     if rhythm.steps and patterns and not has_saved:
         evidence = {"what": f"it wrote no checkpoint: {patterns[0]}"}

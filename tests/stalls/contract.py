@@ -91,7 +91,7 @@ def started(stall: Stall, folder: Path) -> Iterator[Training]:
 
 
 def launch(
-    command: list[str], folder: Path, env: dict[str, str] | None = None
+    command: list[str], folder: Path, env: dict[str, str] | None = None, stdin: int = subprocess.DEVNULL
 ) -> tuple[subprocess.Popen[bytes], Path]:
     """Start a command in a session of its own with its output in `folder/log.txt`."""
     log = folder / "log.txt"
@@ -105,7 +105,7 @@ def launch(
         process = subprocess.Popen(
             command,
             cwd=folder,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**INHERITED, **quiet, **(env or {})},

@@ -41,7 +41,7 @@ def record(stall: Stall) -> None:
         "needs_stacks": not stall.is_healthy and first not in stall.codes,
     }
     text = json.dumps({**facts, **seen}).replace(sys.prefix, "/env").replace(folder, "/here")
-    text = text.replace(str(RECORDS.parents[2]), "/project")
+    text = re.sub(r"/tmp/stall-\w+", "/there", text.replace(str(RECORDS.parents[2]), "/project"))
     name = re.sub(r"\W+", "-", stall.name).strip("-").lower()
     (RECORDS / f"{name}.json").write_text(text + "\n")
 

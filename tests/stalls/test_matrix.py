@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 
-from tests.stalls import open_clip, own
+from tests.stalls import open_clip, own, waits
 from tests.stalls.contract import Stall, Training, started
 
 AT_ONCE = 3
-ROWS: tuple[Stall, ...] = (*open_clip.STALLS, *own.STALLS, *open_clip.HEALTHY, *own.HEALTHY)
+ROWS: tuple[Stall, ...] = (
+    *open_clip.STALLS, *own.STALLS, *waits.STALLS, *open_clip.HEALTHY, *own.HEALTHY, *waits.HEALTHY,
+)  # fmt: skip
 NO_TRACE = Path(__file__).with_name("no_trace.py")
 DAILY = {
     "no caption member, resampled", "fewer samples per worker than a batch", "deadlock on a lock held at fork",

@@ -24,6 +24,8 @@ class Support:
     severity: Severity | None = None
     """The severity where it differs from the cause's own."""
     command: str | None = None
+    may_be_a_pause: bool = False
+    """Whether a pause of some seconds looks the same, so that the look must last longer than one."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,17 @@ from pathlib import Path
 
 from tasks.core.units import counted, format_duration, size
 from tasks.diagnosis.causes.cause import Cause, Support
-from tasks.diagnosis.causes.signs import DISKS, LOCKS, MOVED_BYTES, POLLS, STEADY, Signs
+from tasks.diagnosis.causes.signs import (
+    ACCEPTS,
+    DISKS,
+    LOCKS,
+    MOVED_BYTES,
+    POLLS,
+    STEADY,
+    TRACKER_CALLS,
+    Signs,
+    own_call,
+)
 from tasks.diagnosis.observation.record import ObservedProcess
 
 ENOUGH_SAMPLES = 8
@@ -21,7 +31,20 @@ SLOW_BYTES_PER_S = 50e6
 """A single hard disk reads tars at twice that rate."""
 KILLS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU})
 DECODING = ("PIL/ImageFile.py", "PIL/Image.py", "torchvision/", "turbojpeg", "cv2", "albumentations")
-PYTHON_CALLS = ("threading.py", "multiprocessing/", "queue.py", "logging/__init__.py", "concurrent/")
+EVENT = "wait (threading.py"
+"""A wait for an event, which may come from outside of the process: a signal, or the end of a rest."""
+MANY_SAMPLES = (
+    *(".tar", ".parquet", ".arrow", ".jsonl", ".json", ".csv", ".tsv", ".txt", ".zip", ".gz", ".zst"),
+    *(".h5", ".hdf5", ".mdb", ".bin", ".tfrecord", ".mds", ".npz", ".sqlite", ".db"),
+)
+"""Files that hold many samples: a pipeline may read one of them in circles."""
+
+
+def _of(some: int, signs: Signs, does: str, do: str) -> str:
+    """`1 of 2 workers reads`, `2 workers read`."""
+    workers = len(signs.living_workers)
+    number = counted(some, "worker") if some == workers else f"{some} of {counted(workers, 'worker')}"
+    return f"{number} {does if some == 1 else do}"
 
 
 def _batches_come(signs: Signs) -> str | None:
@@ -38,10 +61,15 @@ def _workers_read_nothing(signs: Signs) -> str | None:
 
 
 def _spinning(signs: Signs) -> Support | None:
-    found = signs.filtered
-    if not signs.is_starved or not signs.advances or found is None:
+    if not signs.is_starved:
         return None
-    if found.samples < ENOUGH_SAMPLES or not found.drops_all:
+    return _dropping(signs) if signs.filtered is None else _filtering(signs) if signs.advances else None
+
+
+def _filtering(signs: Signs) -> Support | None:
+    """Find that the trainer's own filter, which is known, refuses the samples that were just read."""
+    found = signs.filtered
+    if found is None or found.samples < ENOUGH_SAMPLES or not found.drops_all:
         return None
     workers, members = counted(len(signs.living_workers), "worker"), " ".join(found.members)
     shard = Path(found.shard).name
@@ -55,6 +83,41 @@ def _spinning(signs: Signs) -> Support | None:
         },
         {"shard": shard},
         command=f"kill -INT {signs.seen.pid}; tarmac preflight -- {shlex.join(signs.seen.command)}",
+    )
+
+
+def _dropping(signs: Signs) -> Support | None:
+    """Find readers of any pipeline that read on, keep nothing and yield nothing.
+
+    A buffer that fills up keeps what was read, so memory grows by it. It is an error where the same data was
+    read again from its start, or where none of it can be decoded; else it may still be on its way to its
+    first sample, as a training is that skips what it has trained on.
+    """
+    reading = [one for one in signs.readers if signs.moves(one)]
+    others = [one for one in signs.readers if one not in reading]
+    if signs.keeps_what_it_reads or signs.stopped_workers or not reading or not all(map(signs.runs, others)):
+        return None
+    undecodable, images = signs.undecodable
+    is_junk = images >= ENOUGH_SAMPLES and undecodable == images
+    again = [path for one in reading for path in one.read_again]
+    call = next((call for one in reading if (call := signs.own_call(one)) is not None), None)
+    kinds = signs.kinds
+    read = [*again, *(path for path, _ in kinds), *(path for one in reading for path, _ in one.places)]
+    file = Path(read[0]).name if read else None
+    return Support(
+        _of(len(reading), signs, "reads on and yields nothing", "read on and yield nothing")
+        + (": no image can be decoded" if is_junk else f", {file} from its start again" if again else ""),
+        "see what the pipeline drops: count what goes into each of its stages and what comes out, and let it "
+        "report errors instead of swallowing them (webdataset: handler=wds.reraise_exception)",
+        {
+            "workers": f"+{size(signs.read_bytes)} read, 0 batches, memory as before",
+            "data": f"{Path(kinds[0][0]).name}: {' '.join(kinds[0][1].members)}" if kinds else file,
+            "images": f"{undecodable} of {images} cannot be decoded" if images else None,
+            "stack": call,
+        },
+        {"shard": file} if file else {},
+        severity=None if (again or is_junk) and signs.is_certain(signs.log_quiet_s) else "warning",
+        may_be_a_pause=True,
     )
 
 
@@ -124,7 +187,7 @@ def _workers_compute_nothing(signs: Signs) -> str | None:
 
 
 def _disk(signs: Signs) -> Support | None:
-    slow = [one for one in signs.readers if one.share(*DISKS) >= 0.5]
+    slow = [one for one in signs.readers if one.share(*DISKS) >= 0.5 and not _only_writes(signs, one)]
     rate = signs.read_rate
     if not slow or rate is None or rate >= SLOW_BYTES_PER_S:
         return None
@@ -145,6 +208,10 @@ def _disk(signs: Signs) -> Support | None:
     )
 
 
+def _only_writes(signs: Signs, process: ObservedProcess) -> bool:
+    return signs.writes(process) and not signs.moves(process)
+
+
 def _disk_is_fast(signs: Signs) -> str | None:
     rate = signs.read_rate
     if not signs.readers or rate is None or any(one.share(*DISKS) >= 0.2 for one in signs.readers):
@@ -155,14 +222,13 @@ def _disk_is_fast(signs: Signs) -> str | None:
 def _deadlock(signs: Signs) -> Support | None:
     stuck = [one for one in signs.living_workers if _is_locked(signs, one)]
     if not signs.is_starved or not stuck:
-        return None
+        return _own_deadlock(signs)
     if len(stuck) + len(signs.idle_workers) < len(signs.living_workers):
         return None
     call = next((one.stack[0] for one in stuck if one.stack), None)
-    calls = (own for one in stuck for own in one.stack or ())
-    context = next((own for own in calls if not any(name in own for name in PYTHON_CALLS)), None)
+    context = next((own for one in stuck if (own := signs.own_call(one)) is not None), None)
     return Support(
-        f"{len(stuck)} of {counted(len(signs.living_workers), 'worker')} wait for a lock nobody releases",
+        _of(len(stuck), signs, "waits for a lock nobody releases", "wait for a lock nobody releases"),
         "start the workers by forkserver or spawn (multiprocessing_context), or take the lock's owner "
         "out of the process before the workers are forked",
         {
@@ -174,11 +240,34 @@ def _deadlock(signs: Signs) -> Support | None:
     )
 
 
-def _is_locked(signs: Signs, worker: ObservedProcess) -> bool:
-    """Return whether it sleeps on a lock, and none of its threads waits for anything from outside."""
-    threads = worker.last.threads if worker.last is not None else ()
-    is_asleep = worker.share(*LOCKS) >= STEADY and signs.sleeps(worker) and not signs.moves(worker)
-    return is_asleep and all((thread.wait or "").startswith(LOCKS) for thread in threads)
+def _own_deadlock(signs: Signs) -> Support | None:
+    """Find a rank that waits for a lock which none of its own threads will release, as all of them wait too.
+
+    Only its stack shows a lock: an event with a time limit looks the same from outside.
+    """
+    main = signs.main
+    if main is None or not main.stack or signs.in_collective(main) or signs.waits_for_data(main):
+        return None
+    others = {name: calls[0] for name, calls in main.other_stacks.items() if calls}
+    rests = [calls for calls in main.other_stacks.values() if calls and EVENT in calls[0]]
+    rests = [calls for calls in rests if not any(name in call for call in calls for name in TRACKER_CALLS)]
+    may_wake = EVENT in main.stack[0] or any(own_call(calls) is not None for calls in rests)
+    if may_wake or main.grown("switches") or not _is_locked(signs, main):
+        return None
+    return Support(
+        f"rank {main.rank} waits for a lock, and all of its threads wait too: none will release it",
+        "take both locks in the same order everywhere, and none twice (threading.RLock)",
+        {"stack": main.stack[0], **others},
+        {"rank": main.rank},
+    )
+
+
+def _is_locked(signs: Signs, process: ObservedProcess) -> bool:
+    """Return whether it sleeps on a lock, and none of its threads does or awaits anything else. A thread that
+    accepts connections, such as that of torch's shared memory, releases no lock."""
+    threads = process.last.threads if process.last is not None else ()
+    is_asleep = process.share(*LOCKS) >= STEADY and signs.sleeps(process) and not signs.moves(process)
+    return is_asleep and all((thread.wait or "").startswith((*LOCKS, *ACCEPTS)) for thread in threads)
 
 
 def _all_workers_work(signs: Signs) -> str | None:
@@ -216,8 +305,8 @@ def _workers_own_enough(signs: Signs) -> str | None:
 
 
 def _poison(signs: Signs) -> Support | None:
-    """Find a file that is read again and again, while nothing is delivered."""
-    if not signs.is_starved:
+    """Find a file of one sample that is read again and again, while nothing is delivered."""
+    if not signs.is_starved or signs.keeps_what_it_reads:
         return None
     for worker in signs.living_workers:
         paths = {path for path, _ in worker.places}
@@ -225,6 +314,8 @@ def _poison(signs: Signs) -> Support | None:
         if len(paths) != 1 or worker.passed or read < max(AGAIN * size_read, MOVED_BYTES):
             continue
         file = os.path.basename(paths.pop())
+        if file.endswith(MANY_SAMPLES):
+            continue
         return Support(
             f"worker {worker.pid} reads one file again and again and gets no sample out of it",
             f"look at {file}; a loader should give a sample up after its first failure",
@@ -284,6 +375,26 @@ def _crashed(signs: Signs) -> Support | None:
     )
 
 
+def _looping(signs: Signs) -> Support | None:
+    """Find workers that compute all the time, read nothing and yield nothing. Whether they ever will, nobody
+    can see from outside, so it is a warning."""
+    busy = [one for one in signs.living_workers if one.share("runs") >= STEADY and not signs.moves(one)]
+    if not signs.is_starved or not busy or len(busy) + len(signs.idle_workers) < len(signs.living_workers):
+        return None
+    call = next((call for one in busy if (call := signs.own_call(one)) is not None), None)
+    cpu_s = max(one.last.cpu_s for one in busy if one.last is not None)
+    one, more = (
+        "computes all the time, reads nothing and yields nothing",
+        "compute all the time, read nothing and yield nothing",
+    )
+    return Support(
+        _of(len(busy), signs, one, more) + (f", in {call}" if call else ""),
+        "look at that call: a loop without an end, or work that belongs before the training",
+        {"stack": call, "computed": f"{format_duration(cpu_s)} since its start"},
+        {"worker": busy[0].pid},
+    )
+
+
 def _loader_bound(signs: Signs) -> Support | None:
     main = signs.main
     if main is None or not signs.is_delivered or not signs.is_waiting_for_data or signs.runs(main):
@@ -304,6 +415,7 @@ LOADING = (
         "error",
         _spinning,
         (_some_samples_pass, _bytes_are_delivered, _workers_are_served, _workers_read_nothing),
+        yields_to=("sample.poison",),
     ),
     Cause("worker.starved", "error", _starved, (_workers_own_enough,)),
     Cause("sample.poison", "error", _poison, (_batches_come, _many_files_are_read)),
@@ -315,6 +427,13 @@ LOADING = (
         yields_to=("worker.starved",),
     ),
     Cause("decode.slow", "error", _decoding, (_workers_are_served, _workers_compute_nothing)),
+    Cause(
+        "worker.looping",
+        "warning",
+        _looping,
+        (_batches_come, _workers_are_served, _workers_compute_nothing),
+        yields_to=("decode.slow", "sample.poison"),
+    ),
     Cause("disk.slow", "error", _disk, (_disk_is_fast,)),
     Cause("worker.deadlock", "error", _deadlock, (_batches_come, _all_workers_work, _workers_are_served)),
     Cause("loader.bound", "warning", _loader_bound),

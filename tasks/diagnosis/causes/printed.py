@@ -17,6 +17,20 @@ from tasks.core.findings import Finding, Severity
 from tasks.trainers.contract import Phase, Trainer
 
 MOST_QUOTED = 200
+_PREFIX = re.compile(
+    r"\s*(?:"
+    r"\[[^\]]*\]:?"  # [rank0]:  [2026-11-25 10:00:00]  [Rank 0]
+    r"|\(?[\w.]+ pid=\d+\)?"  # (train pid=71)
+    r"|[\d:,./TZ-]+"  # 2026-11-25  10:00:00,123
+    r"|(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)\b(?::[\w.]*)?"
+    r"|[|:,-]"
+    r"|[A-Za-z_][\w.]*(?:Error|Exception|Warning|Failure):"  # RuntimeError:
+    r")\s*"
+)
+"""One of the things that stand before a message: a time, a level, a rank or the class of an exception."""
+MOST_PREFIXES = 12
+GONE_ON = 3
+"""A training that logs so many steps after a message has gone on in spite of it."""
 REPEATED = 5
 """So many equal complaints among the last lines are a loop, not an accident."""
 
@@ -32,20 +46,31 @@ class PrintedMessage:
     proof: Literal["proves", "suggests"] = "proves"
 
     def is_in(self, line: str) -> bool:
-        return re.search(self.pattern, line) is not None
+        """Return whether the line is this message, behind whatever a logger or a launcher puts before it. A
+        caption or a configuration that quotes it is not."""
+        at = 0
+        for _ in range(MOST_PREFIXES):
+            if re.compile(self.pattern).match(line, at):
+                return True
+            prefix = _PREFIX.match(line, at)
+            if prefix is None:
+                return False
+            at = prefix.end()
+        return False
 
 
 MESSAGES = (
     PrintedMessage(
         "shm.too_small",
-        r"insufficient shared memory \(shm\)|unable to (?:mmap|write|resize) .*(?:/torch_|shared memory)|"
-        r"unable to allocate shared memory\(shm\)|workers are out of shared memory",
+        r"ERROR: Unexpected bus error encountered in worker|"
+        r"unable to (?:mmap|write|resize) .*(?:/torch_|shared memory)|"
+        r"unable to allocate shared memory\(shm\)|DataLoader worker .*workers are out of shared memory",
         "torch",
         "give the container more of /dev/shm (docker --shm-size=8g), or fewer workers and a smaller batch",
     ),
     PrintedMessage(
         "fds.too_few",
-        r"OSError: \[Errno 24\]|Too many open files|received 0 items of ancdata",
+        r"\[Errno 24\]|Too many open files|received 0 items of ancdata",
         "Python, torch",
         "ulimit -n 65536, or torch.multiprocessing.set_sharing_strategy('file_system')",
     ),
@@ -60,11 +85,17 @@ MESSAGES = (
     PrintedMessage(
         "worker.crashed",
         r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) is killed by signal: (?!Killed|Terminated)|"
-        r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) exited unexpectedly|"
         r"ERROR: Unexpected (?:segmentation fault|floating-point exception) encountered in worker|"
         r"Fatal Python error: (?:Segmentation|Bus)",
         "torch",
         "set PYTHONFAULTHANDLER=1 and start it again: the log then names the line that crashes",
+    ),
+    PrintedMessage(
+        "worker.crashed",
+        r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) exited unexpectedly",
+        "torch",
+        "a worker died, and this does not show of what: look for an out-of-memory kill (dmesg); else set "
+        "PYTHONFAULTHANDLER=1, and the log names the line that crashes",
     ),
     PrintedMessage(
         "shard.truncated",
@@ -87,7 +118,8 @@ MESSAGES = (
     PrintedMessage(
         "collective.desync",
         r"Watchdog caught collective operation timeout|Detected mismatch between collectives on ranks|"
-        r"Monitored ?[Bb]arrier.*(?:timed out|timeout)|Connection closed by peer.*gloo|"
+        r"Monitored ?[Bb]arrier.*(?:timed out|timeout)|Rank \d+ failed to pass monitoredBarrier|"
+        r"\[[^\]]*gloo[^\]]*\] (?:Connection (?:closed|reset) by peer|Timed out waiting)|"
         r"\[Rank \d+\].*Timeout\(ms\)",
         "torch.distributed",
         "give every rank as many batches: tarmac preflight counts them per rank and worker",
@@ -135,15 +167,21 @@ HANDLED = re.compile(r"Handling webdataset error \((?P<what>.*)\)\. Ignoring\.")
 
 def findings_in(lines: Sequence[str], trainer: Trainer, *, is_over: bool) -> Iterator[Finding]:
     """Yield every cause that the lines state, once each; `is_over` states that the training has ended."""
-    stating = {message.code: [line for line in lines if message.is_in(line)] for message in MESSAGES}
-    is_precise = any(stating.get(code) for code in PRECISE)
-    for message in MESSAGES:
-        stated = stating[message.code]
-        if stated and not (is_precise and message.code in GENERAL):
-            severity: Severity = "error" if message.proof == "proves" else "warning"
-            log = f"{message.proof} it, by {message.by}"
-            evidence = {"what": _quoted(stated[-1]), "log": log, "lines": len(stated)}
-            yield Finding(message.code, severity, message.remedy, evidence=evidence)
+    steps = [
+        at for at, line in enumerate(lines) if (found := trainer.progress(line)) and found.phase == "step"
+    ]
+    until = steps[-GONE_ON] if len(steps) >= GONE_ON else 0
+    stating = {message: [line for line in lines[until:] if message.is_in(line)] for message in MESSAGES}
+    stated_codes = {message.code for message, stated in stating.items() if stated}
+    is_precise = not stated_codes.isdisjoint(PRECISE)
+    for message, stated in stating.items():
+        if not stated or message.code not in stated_codes or (is_precise and message.code in GENERAL):
+            continue
+        stated_codes.discard(message.code)  # two messages of one cause are one finding
+        severity: Severity = "error" if message.proof == "proves" else "warning"
+        log = f"{message.proof} it, by {message.by}"
+        evidence = {"what": _quoted(stated[-1]), "log": log, "lines": len(stated)}
+        yield Finding(message.code, severity, message.remedy, evidence=evidence)
     shown = [(line, found) for line in lines if (found := trainer.progress(line)) is not None]
     yield from _nonfinite([(line, found.loss) for line, found in shown if found.loss is not None])
     yield from _poison(lines, trainer)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 
 from tasks.diagnosis.observation.record import Observation, ObservedProcess, SampleKind
@@ -32,14 +33,36 @@ DISKS = (
     "cl_sync_io",
 )
 SOCKETS = ("wait_woken", "sk_wait_data", "sk_stream_wait", "inet_", "tcp_", "unix_stream", "unix_wait")
+ACCEPTS = ("inet_csk_accept", "unix_accept", "__skb_wait_for_more_packets")
+"""A thread that waits for somebody to connect to it: it wakes nobody of its own process."""
 PIPES = ("pipe_read", "anon_pipe_read", "pipe_write", "anon_pipe_write", "wait_for_partner", "fifo_open")
 DELIVERED_BYTES = 256
 """The smallest batch that a worker hands over has more bytes, even where its tensors go by shared memory."""
 MOVED_BYTES = 1 << 16
+SOME_CPU_S = 0.03
+"""CPU time of a rank between the looks: a rank that waits for an answer uses none, one that gets the answer
+piece by piece does."""
+KEPT = 0.1
+"""A buffer of undecoded samples keeps all bytes read, minus the members that no stage asks for."""
+SOME_WAKES = 3
+SERVED_DISKS = ("request_wait_answer", "fuse_", "D:request_wait_answer", "D:fuse_")
+"""File systems of a program or a server, each of whose answers wakes the thread that waits for it."""
 STEADY = 0.8
 """The share of glances that counts as "all the time": a process wakes for moments even while it waits."""
+LONG_S = 20.0
+"""A stall that a shorter look could take for a pause is certain after this time without any movement."""
 LOADER_CALLS = ("_try_get_data", "_get_data", "_next_data")
-COLLECTIVE_CALLS = ("distributed_c10d.py", "all_reduce", "barrier", "monitored_barrier", "_allgather")
+COLLECTIVE_CALLS = ("distributed_c10d.py", "torch/distributed/utils.py", "torch/nn/parallel/distributed.py")
+BACKWARD_CALLS = ("torch/autograd/",)
+"""Gradients are exchanged within the backward pass, by threads that have no Python stack."""
+MEETING_CALLS = ("init_process_group", "_new_process_group", "rendezvous", "_store_based_barrier", "TCPStore")
+"""Calls in which a rank waits for the others to join, before any collective."""
+TRACKER_CALLS = ("wandb/", "mlflow/", "comet_ml/", "trackio/", "neptune/", "tensorboardX/")
+TORCH_CALLS = ("torch/", "threading.py", "multiprocessing/", "contextlib.py")
+LIBRARY_CALLS = ("torch/", "threading.py", "multiprocessing/", "contextlib.py", "queue.py", "selectors.py",
+                 "socket.py", "ssl.py", "subprocess.py", "concurrent/", "asyncio/", "logging/__init__.py",
+                 "importlib", "runpy.py", "tqdm/")  # fmt: skip
+"""Files of Python and torch, whose calls say how a process waits; the first other call says where."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +94,22 @@ class Signs:
 
     @cached_property
     def main(self) -> ObservedProcess | None:
-        """The rank that waits for data, if any, as all others then wait for it; else the first rank."""
-        return next((one for one in self.ranks if self.waits_for_data(one)), next(iter(self.ranks), None))
+        """The rank that the others wait for: one that a signal has stopped, else one that waits for data,
+        else one that is in no collective; the first of several."""
+        return min(
+            self.ranks,
+            key=lambda rank: (
+                not _is_stopped(rank),
+                not self.waits_for_data(rank),
+                self.in_collective(rank) or rank.last is None,
+            ),
+            default=None,
+        )
+
+    @property
+    def is_main_waited_for(self) -> bool:
+        """Whether other ranks wait in a collective, in which `main` is not."""
+        return any(map(self.in_collective, self.ranks)) and not (self.main and self.in_collective(self.main))
 
     @property
     def workers(self) -> list[ObservedProcess]:
@@ -86,6 +123,12 @@ class Signs:
     def stopped_workers(self) -> list[ObservedProcess]:
         """The workers that a signal has stopped, while the rank and others go on."""
         return [one for one in self.living_workers if _is_stopped(one)]
+
+    @property
+    def helpers(self) -> list[ObservedProcess]:
+        """The living processes that the workers of `main` have started, such as `curl`."""
+        rank = self.main.rank if self.main is not None else None
+        return [one for one in self.seen.of("helper") if one.rank == rank and one.last is not None]
 
     @property
     def readers(self) -> list[ObservedProcess]:
@@ -102,10 +145,16 @@ class Signs:
 
     @property
     def is_paused(self) -> bool:
-        """Whether a signal or a debugger had stopped it at both looks."""
-        if self.main is None:
+        """Whether a signal or a debugger had stopped all of it, or all of its workers, at both looks."""
+        living = [rank for rank in self.ranks if rank.last is not None]
+        if not living:
             return False
-        return _is_stopped(self.main) or (bool(self.workers) and all(map(_is_stopped, self.workers)))
+        return all(map(_is_stopped, living)) or (bool(self.workers) and all(map(_is_stopped, self.workers)))
+
+    @property
+    def paused_ranks(self) -> list[ObservedProcess]:
+        """The ranks that a signal has stopped while others go on."""
+        return [] if self.is_paused else [rank for rank in self.ranks if _is_stopped(rank)]
 
     def runs(self, process: ObservedProcess) -> bool:
         """Return whether a process computes often, also where it gets little of the cores."""
@@ -167,12 +216,76 @@ class Signs:
         return bool(self.readers) and all(map(self.moves, self.readers))
 
     def moves(self, process: ObservedProcess) -> bool:
+        """Return whether a process reads on."""
         return len(set(process.places)) > 1 or (process.grown("read_bytes") or 0) >= MOVED_BYTES
+
+    def receives(self, process: ObservedProcess) -> bool:
+        """Return whether data arrives over the network: by the counters of the connections, and where the
+        kernel gives none, because what arrives is written, kept or computed with."""
+        counted = [link.received_bytes for link in process.connections if link.received_bytes is not None]
+        if counted:
+            return any(counted)
+        if process.first is None or process.last is None:
+            return False
+        moved = max(process.grown("read_bytes") or 0, process.grown("written_bytes") or 0)
+        kept = process.last.resident_bytes - process.first.resident_bytes
+        return max(moved, kept) >= MOVED_BYTES or process.last.cpu_s - process.first.cpu_s > SOME_CPU_S
+
+    def sends(self, process: ObservedProcess) -> bool:
+        """Return whether the peers of the process take data from it."""
+        return any(link.sent_bytes for link in process.connections)
+
+    def writes(self, process: ObservedProcess) -> bool:
+        """Return whether a process writes on: within one long write, only the page cache and the waking of
+        its thread show that."""
+        wakes = process.grown("switches") or 0
+        to_disk = (process.grown("dirtied_bytes") or 0) > 0
+        to_others = process.share(*PIPES, *SERVED_DISKS) >= 0.5 and wakes >= SOME_WAKES
+        return to_disk or to_others or (process.grown("written_bytes") or 0) >= MOVED_BYTES
+
+    def is_certain(self, *quiet_s: float | None) -> bool:
+        """Return whether the standstill has lasted for LONG_S, by the look itself or by one of these
+        times."""
+        return max(self.seen.seconds, *(one or 0.0 for one in quiet_s)) >= LONG_S
+
+    @cached_property
+    def last_link(self) -> ObservedProcess | None:
+        """The last of the chain of those who wait for each other: the rank, its worker, the worker's
+        helper."""
+        link = self.main
+        if link is not None and self.waits_for_data(link):
+            busy = [one for one in self.living_workers if one not in self.idle_workers]
+            link = next(iter(busy or self.living_workers), link)
+        helpers = [one for one in self.helpers if link is not None and one.parent == link.pid]
+        return next(iter(helpers), link)
+
+    @property
+    def log_lines(self) -> Sequence[str]:
+        return self.seen.log.lines if self.seen.log is not None else ()
+
+    @property
+    def log_quiet_s(self) -> float | None:
+        return self.seen.log.quiet_s if self.seen.log is not None else None
 
     @cached_property
     def kinds(self) -> list[tuple[str, SampleKind]]:
         """The kinds of samples that the readers have passed, each with its tar."""
         return [(tar.path, kind) for one in self.readers for tar in one.passed for kind in tar.kinds]
+
+    @property
+    def undecodable(self) -> tuple[int, int]:
+        """The images just passed whose header cannot be read, and all that were tried."""
+        kinds = [kind for _, kind in self.kinds]
+        return sum(kind.undecodable for kind in kinds), sum(kind.images for kind in kinds)
+
+    @property
+    def keeps_what_it_reads(self) -> bool:
+        """Whether the readers' memory grows by what they read, as it does while a buffer fills up."""
+        looks = [
+            (one.first, one.last) for one in self.readers if one.first is not None and one.last is not None
+        ]
+        kept = sum(last.resident_bytes - first.resident_bytes for first, last in looks)
+        return self.read_bytes is not None and kept >= max(KEPT * self.read_bytes, MOVED_BYTES)
 
     @property
     def pixels(self) -> int:
@@ -233,8 +346,17 @@ class Signs:
     @cached_property
     def progress(self) -> list[Progress]:
         """The progress in the log's last lines, in order."""
-        lines = self.seen.log.lines if self.seen.log is not None else ()
-        return [found for line in lines if (found := self.trainer.progress(line)) is not None]
+        return [found for line in self.log_lines if (found := self.trainer.progress(line)) is not None]
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the log, which shows progress, was written during the observation.
+
+        One look at the stacks of ranks that train finds them apart as well: one in the exchange of a step,
+        another just before it.
+        """
+        log = self.seen.log
+        return log is not None and log.quiet_s < self.seen.seconds and bool(self.progress)
 
     def calls(self, process: ObservedProcess, *names: str) -> str | None:
         """Return the innermost call of the stack that contains one of these names, or None."""
@@ -245,7 +367,22 @@ class Signs:
         return (one for one in self.ranks if self.sleeps(one) and not self.waits_for_data(one))
 
     def in_collective(self, rank: ObservedProcess) -> bool:
-        return self.calls(rank, *COLLECTIVE_CALLS) is not None
+        """Return whether a rank is in a collective: by its innermost calls that are torch's, because a
+        forward pass of DDP calls the user's code as well."""
+        inner = list(takewhile(lambda call: any(name in call for name in TORCH_CALLS), rank.stack or ()))
+        if any(name in call for call in inner for name in MEETING_CALLS):
+            return False
+        names = (*COLLECTIVE_CALLS, *(BACKWARD_CALLS if len(self.ranks) > 1 and self.sleeps(rank) else ()))
+        return any(name in call for call in inner for name in names)
+
+    def own_call(self, process: ObservedProcess) -> str | None:
+        """Return the innermost call of a process that is neither Python's nor torch's."""
+        return own_call(process.stack or ())
+
+
+def own_call(calls: Sequence[str]) -> str | None:
+    """Return the innermost of these calls that is neither Python's nor torch's."""
+    return next((call for call in calls if not any(name in call for name in LIBRARY_CALLS)), None)
 
 
 def _is_stopped(process: ObservedProcess) -> bool:

@@ -1,36 +1,52 @@
-"""Causes outside the way of the data: a tracker, a checkpoint, a download, a rank that does not come."""
+"""Causes outside the way of the data: a tracker, a checkpoint, a download, a lock, a question to the user."""
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Collection, Iterator
+from pathlib import Path
 
+from tasks.core.units import format_duration, size
 from tasks.diagnosis.causes.cause import Cause, Support
-from tasks.diagnosis.causes.signs import DISKS, MOVED_BYTES, PIPES, POLLS, SOCKETS, STEADY, Signs
+from tasks.diagnosis.causes.signs import DISKS, LOCKS, PIPES, POLLS, SOCKETS, STEADY, TRACKER_CALLS, Signs
+from tasks.diagnosis.observation.locks import LOCK_SUFFIX, FileLock
 from tasks.diagnosis.observation.procfs import OpenFile
 from tasks.diagnosis.observation.record import ObservedProcess
+from tasks.diagnosis.observation.sockets import Connection
 
-SOME_CPU_S = 0.03
-"""CPU time of a rank between the looks: a rank that waits for an answer uses none, one that gets the answer
-piece by piece does."""
-TRACKER_CALLS = ("wandb/", "mlflow/", "comet_ml/", "trackio/")
 SAVING_CALLS = (
     "torch/serialization.py",
     "safetensors/",
     "torch/distributed/checkpoint",
     "save_checkpoint",
     "save_pretrained",
+    "save_model",
 )
 WEIGHTS = (".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".distcp", ".npz", ".tmp")
 DOWNLOAD_CALLS = (
     "huggingface_hub/",
     "urllib/request.py",
+    "http/client.py",
     "httpx/",
+    "httpcore/",
     "requests/",
     "urllib3/",
-    "http/client.py",
+    "aiohttp/",
     "fsspec/",
+    "botocore/",
+    "gcsfs/",
 )
-TORCH_CALLS = ("torch/", "threading.py", "multiprocessing/", "contextlib.py")
+LOCK_CALLS = ("filelock/", "fasteners/", "portalocker/", "flock")
+INPUT_CALLS = ("pdb.py", "bdb.py", "code.py", "getpass.py", "IPython/", "input (")
+NAPS = ("hrtimer_nanosleep", "do_nanosleep", "common_nsleep")
+"""What a process does that sleeps for a time of its own choice."""
+NO_ROOM = re.compile(r"\[Errno (?:28|122)\]|No space left on device|Disk quota exceeded")
+TERMINALS = ("n_tty_read", "tty_read", "wait_woken")
+PROMPT = re.compile(
+    r"(?:\((?:Pdb|ipdb|Py)\+?\+?\)|ipdb>|>>>|\?|\[[yYnN]/[yYnN]\]|\b[Pp]assword[^:]*:|[Cc]hoice:|[Kk]ey:) ?$"
+)
+"""The end of a line that asks its user for an answer, and has no end of line."""
 
 
 def _waits_for_data(signs: Signs) -> str | None:
@@ -38,7 +54,7 @@ def _waits_for_data(signs: Signs) -> str | None:
 
 
 def _tracker(signs: Signs) -> Support | None:
-    lines = signs.seen.log.lines if signs.seen.log is not None else ()
+    lines = signs.log_lines
     ends_in_wandb = bool(lines) and lines[-1].lstrip().startswith("wandb:")
     for rank in signs.sleeping_ranks():
         call = signs.calls(rank, *TRACKER_CALLS)
@@ -47,6 +63,7 @@ def _tracker(signs: Signs) -> Support | None:
         silent = [link for link in links if link.state == "syn_sent" or link.waits_bytes]
         if call is None and not (silent and ends_in_wandb and not _saves(signs, rank)):
             continue
+        is_answered = any(map(signs.receives, trackers)) or any(map(signs.sends, trackers))
         link = next(iter(silent or [*links, *rank.connections]), None)
         return Support(
             f"rank {rank.rank} waits for its tracker, which waits for its server",
@@ -57,6 +74,8 @@ def _tracker(signs: Signs) -> Support | None:
                 "workers": "served" if signs.is_served else f"{len(signs.living_workers)} living",
             },
             {"rank": rank.rank},
+            severity="warning" if is_answered else None,
+            may_be_a_pause=True,
         )
     return None
 
@@ -66,38 +85,65 @@ def _no_tracker_runs(signs: Signs) -> str | None:
     return "no tracker runs" if is_traced and not signs.seen.of("tracker") else None
 
 
-def _checkpoint(signs: Signs) -> Support | None:
+def _saving(signs: Signs) -> Iterator[tuple[ObservedProcess, str | None, OpenFile | None]]:
+    """Yield each rank that saves and waits, with the call that saves and the file of weights."""
     for rank in signs.ranks:
-        if rank.last is None or signs.runs(rank) or signs.waits_for_data(rank):
+        if rank.last is None or signs.runs(rank) or signs.waits_for_data(rank) or signs.in_collective(rank):
             continue
         call, file = signs.calls(rank, *SAVING_CALLS), _saves(signs, rank)
-        if call is None and file is None:
+        saves = call is not None or _opened(rank).endswith(WEIGHTS)
+        if file is not None or (saves and rank.share(*DISKS, *PIPES) >= STEADY):
+            yield rank, call, file
+
+
+def _checkpoint(signs: Signs) -> Support | None:
+    for rank, call, file in _saving(signs):
+        if signs.writes(rank):
             continue
-        written = f"{file.offset or 0:,} bytes, no more in {rank.seconds:.0f} s" if file else None
+        path = file.path if file is not None else _opened(rank)
         return Support(
             f"rank {rank.rank} writes a checkpoint to a file system that does not answer",
-            f"look at the file system of {os.path.dirname(file.path) if file else 'the checkpoints'} "
+            f"look at the file system of {os.path.dirname(path) if path else 'the checkpoints'} "
             "(df, mount, its server); training goes on when the write returns",
-            {"waits in": next(iter(rank.waits or {}), ""), "written": written, "stack": call},
+            {
+                "waits in": next(iter(rank.waits or {}), ""),
+                "written": f"nothing in {rank.seconds:.0f} s",
+                "stack": call,
+            },
+            {"rank": rank.rank, **({"file": os.path.basename(path)} if path else {})},
+            may_be_a_pause=True,
+        )
+    return None
+
+
+def _opened(rank: ObservedProcess) -> str:
+    """Return the path that the rank is opening, which has no descriptor yet."""
+    name, _, path = (rank.last.syscall or "" if rank.last is not None else "").partition(" ")
+    return path if name == "openat" else ""
+
+
+def _slow_checkpoint(signs: Signs) -> Support | None:
+    for rank, call, file in _saving(signs):
+        if not signs.writes(rank):
+            continue
+        written = rank.grown("dirtied_bytes") or rank.grown("written_bytes") or 0
+        rate = f"{size(written / rank.seconds)}/s" if written and rank.seconds else None
+        return Support(
+            f"rank {rank.rank} writes a checkpoint" + (f" at {rate}" if rate else ", piece by piece"),
+            "wait, write to a faster disk, or save less often; it goes on by itself",
+            {"rate": rate, "stack": call},
             {"rank": rank.rank, **({"file": os.path.basename(file.path)} if file else {})},
         )
     return None
 
 
 def _saves(signs: Signs, rank: ObservedProcess) -> OpenFile | None:
-    """Return a file of weights that the rank has open for writing but did not write to between the looks."""
-    if rank.first is None or rank.last is None or not signs.sleeps(rank):
+    """Return the file of weights that the rank writes to and waits for."""
+    if rank.first is None or rank.last is None or rank.share(*DISKS, *PIPES) < STEADY:
         return None
-    if rank.share(*DISKS, *PIPES) < STEADY:
-        return None
-    before = {(file.fd, file.path): file.offset for file in rank.first.files or ()}
-    resting = [
-        file
-        for file in rank.files
-        if file.is_writable and file.is_regular and before.get((file.fd, file.path)) == file.offset
-    ]
-    written = [file for file in resting if rank.last.syscall == f"write {file.fd}"]
-    return next((file for file in written or resting if _is_of_weights(file)), None)
+    opened = [file for file in rank.files if file.is_writable and file.is_regular and _is_of_weights(file)]
+    written = [file for file in opened if rank.last.syscall == f"write {file.fd}"]
+    return next(iter(written or opened), None)
 
 
 def _is_of_weights(file: OpenFile) -> bool:
@@ -111,104 +157,204 @@ def _no_weights_are_open(signs: Signs) -> str | None:
     if not opened or not all(rank.stack for rank in signs.ranks):
         return None
     is_open = any(file.is_writable and file.path.endswith(WEIGHTS) for file in opened)
-    return None if is_open else "no file of weights is open"
+    return None if is_open or any(map(_opened, signs.ranks)) else "no file of weights is open"
 
 
 def _download(signs: Signs) -> Support | None:
-    for rank in signs.sleeping_ranks():
-        links = [link for link in rank.connections if link.state in ("established", "syn_sent", "close_wait")]
-        is_silent = rank.share(*SOCKETS, *POLLS) >= STEADY and not _receives(rank)
-        if not links or not is_silent or signs.in_collective(rank) or signs.calls(rank, *TRACKER_CALLS):
+    """Find a rank, or a reader that a rank waits for, whose peer sends nothing."""
+    for process in _downloading(signs):
+        link = _open_links(process)[0]
+        if signs.receives(process):
             continue
-        call = signs.calls(rank, *DOWNLOAD_CALLS)
-        partial = next((file for file in rank.files if ".incomplete" in file.path), None)
-        has_begun = signs.seen.workers_of(rank) or len(signs.ranks) > 1 or signs.progress
-        if call is None and partial is None and has_begun:
-            continue
-        read = rank.grown("read_bytes") or 0
+        partial = next((file for file in process.files if ".incomplete" in file.path), None)
         return Support(
-            f"rank {rank.rank} waits for an answer from {links[0].remote}",
-            "download ahead: tarmac fetch CONFIG, or huggingface-cli download; then HF_HUB_OFFLINE=1",
+            f"{_name(process)} waits for an answer from {link.remote}",
+            "look at that server; a time limit on each request and a retry get over it. Or download ahead: "
+            "tarmac fetch CONFIG, or huggingface-cli download; then HF_HUB_OFFLINE=1",
             {
-                "connection": f"{links[0].remote}, {links[0].state}, {read} B in {rank.seconds:.0f} s",
+                "connection": f"{link.remote}, {link.state}",
+                "silent for": format_duration(link.quiet_s or process.seconds),
                 "file": os.path.basename(partial.path) if partial is not None else None,
-                "stack": call,
+                "command": " ".join(process.command)[:160] if process.role == "helper" else None,
+                "stack": signs.calls(process, *DOWNLOAD_CALLS) or signs.own_call(process),
             },
+            {"rank": process.rank, **({"worker": process.pid} if process.role != "rank" else {})},
+            may_be_a_pause=True,
+        )
+    return None
+
+
+def _downloading(signs: Signs) -> Iterator[ObservedProcess]:
+    """Yield the processes that wait at an open connection for what the training needs to go on."""
+    trackers = {link.remote for one in signs.seen.of("tracker") for link in one.connections}
+    for rank in signs.sleeping_ranks():
+        if (
+            not _waits_at_link(rank, trackers)
+            or signs.in_collective(rank)
+            or signs.calls(rank, *TRACKER_CALLS)
+        ):
+            continue
+        is_partial = any(".incomplete" in file.path for file in rank.files)
+        has_begun = signs.seen.workers_of(rank) or len(signs.ranks) > 1 or signs.progress
+        if signs.calls(rank, *DOWNLOAD_CALLS) or is_partial or not has_begun:
+            yield rank
+    if signs.is_starved:
+        # A worker that waits to be asked for more also polls, maybe beside a connection that it keeps for
+        # later; but while the rank waits for data, one of them has work to do.
+        readers = [*signs.living_workers, *signs.helpers]
+        waiting = [one for one in readers if _waits_at_link(one) and not signs.moves(one)]
+        yield from sorted(waiting, key=lambda one: (one.role != "helper", signs.own_call(one) is None))
+
+
+def _waits_at_link(process: ObservedProcess, others: Collection[str] = ()) -> bool:
+    """Return whether it waits at a connection to none of `others`; an asyncio client does so in a thread."""
+    links = [link for link in _open_links(process) if link.remote not in others]
+    return bool(links) and process.share(*SOCKETS, *POLLS, *LOCKS) >= STEADY
+
+
+def _open_links(process: ObservedProcess) -> list[Connection]:
+    """Return the open connections; those come first whose peer was asked and has not answered."""
+    links = [link for link in process.connections if link.state in ("established", "syn_sent", "close_wait")]
+    return sorted(links, key=lambda link: (link.state != "syn_sent", -(link.quiet_s or 0.0)))
+
+
+def _name(process: ObservedProcess) -> str:
+    return f"rank {process.rank}" if process.role == "rank" else f"{process.role} {process.pid}"
+
+
+def _no_connection_is_open(signs: Signs) -> str | None:
+    processes = [*signs.ranks, *signs.living_workers, *signs.helpers]
+    is_seen = all(one.last is not None and one.last.files is not None for one in processes)
+    links = [link for one in processes for link in one.connections if link.state != "close_wait"]
+    return "no connection is open" if signs.ranks and is_seen and not links else None
+
+
+def _input(signs: Signs) -> Support | None:
+    for rank in signs.sleeping_ranks():
+        stdin = next((file for file in rank.files if file.fd == 0), None)
+        if stdin is None or stdin.path == os.devnull:
+            continue
+        reads = rank.last is not None and rank.last.syscall == "read 0"
+        call = signs.calls(rank, *INPUT_CALLS)
+        question = _question(signs)
+        asks = question is not None and rank.share(*TERMINALS, *PIPES, *POLLS, *SOCKETS) >= STEADY
+        if not reads and call is None and not asks:
+            continue
+        is_debugger = call is not None and any(name in call for name in ("pdb.py", "bdb.py", "IPython/"))
+        return Support(
+            f"rank {rank.rank} waits for "
+            + ("commands to a debugger" if is_debugger else "an answer from its user"),
+            "remove the breakpoint, or answer it in its terminal"
+            if is_debugger
+            else "answer it in its terminal, or pass the option that answers it; a job has nobody to ask",
+            {"question": question, "reads": stdin.path, "stack": signs.own_call(rank) or call},
             {"rank": rank.rank},
         )
     return None
 
 
-def _receives(rank: ObservedProcess) -> bool:
-    """Return whether data arrives. No counter counts recv(2), but arriving data is written, kept or used."""
-    if rank.first is None or rank.last is None:
-        return False
-    moved = max(rank.grown("read_bytes") or 0, rank.grown("written_bytes") or 0)
-    kept = rank.last.resident_bytes - rank.first.resident_bytes
-    return max(moved, kept) >= MOVED_BYTES or rank.last.cpu_s - rank.first.cpu_s > SOME_CPU_S
-
-
-def _no_connection_is_open(signs: Signs) -> str | None:
-    is_seen = all(rank.last is not None and rank.last.files is not None for rank in signs.ranks)
-    links = [link for rank in signs.ranks for link in rank.connections if link.state != "close_wait"]
-    return "no connection is open" if signs.ranks and is_seen and not links else None
-
-
-def _desync(signs: Signs) -> Support | None:
-    if len(signs.ranks) < 2 or _goes_on(signs):
-        return None
-    gone = [rank for rank in signs.ranks if rank.last is None]
-    waiting = [rank for rank in signs.ranks if rank.last is not None]
-    inside = [rank for rank in waiting if signs.in_collective(rank)]
-    if not inside or any(map(signs.waits_for_data, signs.ranks)):
-        return None
-    places = {signs.calls(rank, "distributed_c10d.py") or "elsewhere" for rank in waiting}
-    callers = {_caller(rank) for rank in inside}
-    is_apart = len(places) > 1 or len(callers) > 1 or bool(gone)
-    if not is_apart or not all(signs.sleeps(rank) or rank in inside for rank in waiting):
-        return None
-    shown = {f"rank {rank.rank}": _caller(rank) for rank in waiting}
-    return Support(
-        "the ranks wait for one another in different places",
-        "give every rank as many batches: tarmac preflight counts them per rank and worker",
-        {**shown, **{f"rank {rank.rank}": "gone" for rank in gone}},
-        {"rank": (gone or waiting)[0].rank},
-    )
-
-
-def _caller(rank: ObservedProcess) -> str:
-    """Return the innermost call of a rank that is not torch's."""
-    own = (call for call in rank.stack or () if not any(one in call for one in TORCH_CALLS))
-    return next(own, "unseen")
-
-
-def _log_goes_on(signs: Signs) -> str | None:
-    return "the log shows progress meanwhile" if _goes_on(signs) else None
-
-
-def _only_one_rank(signs: Signs) -> str | None:
-    return "there is one rank" if len(signs.ranks) == 1 else None
-
-
-def _goes_on(signs: Signs) -> bool:
-    """Return whether the log, which shows progress, was written during the observation.
-
-    One look at the stacks of ranks that train finds them apart as well: one in the exchange of a step,
-    another just before it.
-    """
+def _question(signs: Signs) -> str | None:
     log = signs.seen.log
-    return log is not None and log.quiet_s < signs.seen.seconds and bool(signs.progress)
+    if log is None or not log.is_unfinished or not log.lines or not PROMPT.search(log.lines[-1]):
+        return None
+    return log.lines[-1].strip()[-160:]
+
+
+def _lock(signs: Signs) -> Support | None:
+    for process in (*signs.ranks, *signs.living_workers, *signs.helpers):
+        lock = next((one for one in signs.seen.locks if process.pid in one.waiters), None)
+        call = signs.calls(process, *LOCK_CALLS)
+        if lock is None and (call is None or not signs.sleeps(process)):
+            continue
+        lock = lock or _held_by_others(signs)
+        by = _holder(signs, lock) if lock is not None else None
+        path = lock.path if lock is not None and lock.path else None
+        return Support(
+            f"{_name(process)} waits for the lock on {Path(path).name if path else 'a file'}"
+            + (f", which {by} holds" if by else ""),
+            f"see what {by} does: the lock is free when it ends"
+            if by
+            else "remove the lock's file if nobody holds it",
+            {
+                "lock": path,
+                "held by": " ".join(lock.command)[:160] if lock is not None else None,
+                "stack": call,
+            },
+            {"rank": process.rank, **({"file": path} if path else {})},
+        )
+    return None
+
+
+def _held_by_others(signs: Signs) -> FileLock | None:
+    """Return the lock's file that another process holds, if there is only one: below the folder that the
+    training runs in, else anywhere."""
+    asking = {one.pid for one in signs.seen.processes if signs.calls(one, *LOCK_CALLS)}
+    held = [one for one in signs.seen.locks if one.path.endswith(LOCK_SUFFIX) and one.holder not in asking]
+    near = [one for one in held if Path(one.path).is_relative_to(signs.seen.folder or ".")]
+    likely = near or held
+    return likely[0] if len(likely) == 1 else None
+
+
+def _holder(signs: Signs, lock: FileLock) -> str:
+    own = next((one for one in signs.seen.processes if one.pid == lock.holder), None)
+    return f"process {lock.holder}" if own is None else f"{_name(own)} (process {own.pid})"
+
+
+def _no_lock_is_held(signs: Signs) -> str | None:
+    is_traced = signs.ranks and all(rank.stack for rank in signs.ranks)
+    return "no file's lock is held" if is_traced and not signs.seen.locks else None
+
+
+def _disk_full(signs: Signs) -> Support | None:
+    """Find a process that tries again and again where no room is left: it sleeps in between, and its log says
+    so or a file system that it writes to is full. It may write what little fits, each time."""
+    lines = signs.log_lines
+    last_step = max((at for at, line in enumerate(lines) if signs.trainer.progress(line)), default=-1)
+    stated = [line for line in lines[last_step + 1 :] if NO_ROOM.search(line)]
+    for process in (*signs.ranks, *signs.living_workers):
+        rests = process.share(*NAPS) >= 0.5 and not signs.moves(process)
+        call = signs.calls(process, *SAVING_CALLS)
+        is_full = bool(signs.seen.full) and not signs.goes_on
+        if not (rests and (stated or is_full)) and not (is_full and call is not None):
+            continue
+        return Support(
+            f"{_name(process)} cannot write: no room is left"
+            + (f" in {signs.seen.full[0]}" if signs.seen.full else ""),
+            "make room there (df -h, df -i); it goes on by itself if it tries again",
+            {
+                "full": ", ".join(signs.seen.full[:3]) or None,
+                "log": stated[-1].strip()[:160] if stated else None,
+                "stack": call or signs.own_call(process),
+            },
+            {"rank": process.rank},
+        )
+    return None
 
 
 WAITING = (
-    Cause("tracker.blocked", "error", _tracker, (_waits_for_data, _no_tracker_runs)),
-    Cause("checkpoint.stalled", "error", _checkpoint, (_waits_for_data, _no_weights_are_open)),
-    Cause("download.blocked", "error", _download, (_waits_for_data, _no_connection_is_open)),
+    Cause("disk.full", "error", _disk_full, (_waits_for_data,)),
+    Cause("lock.waiting", "error", _lock, (_no_lock_is_held,)),
+    Cause("input.waiting", "error", _input, (_waits_for_data,), yields_to=("lock.waiting",)),
     Cause(
-        "collective.desync",
+        "tracker.blocked",
         "error",
-        _desync,
-        (_log_goes_on, _only_one_rank),
-        yields_to=("tracker.blocked", "checkpoint.stalled", "download.blocked"),
+        _tracker,
+        (_waits_for_data, _no_tracker_runs),
+        yields_to=("input.waiting",),
+    ),
+    Cause(
+        "checkpoint.stalled",
+        "error",
+        _checkpoint,
+        (_waits_for_data, _no_weights_are_open),
+        yields_to=("lock.waiting",),
+    ),
+    Cause("checkpoint.slow", "warning", _slow_checkpoint, yields_to=("checkpoint.stalled",)),
+    Cause(
+        "download.blocked",
+        "error",
+        _download,
+        (_no_connection_is_open,),
+        yields_to=("tracker.blocked", "lock.waiting", "input.waiting"),
     ),
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,10 +19,12 @@ from pathlib import Path
 from braceexpand import braceexpand
 
 from tasks.diagnosis.observation import machine, procfs
+from tasks.diagnosis.observation.locks import file_locks
 from tasks.diagnosis.observation.passed import Range, ReplayReader
 from tasks.diagnosis.observation.procfs import Look
 from tasks.diagnosis.observation.record import Log, Observation, ObservedProcess, Role
 from tasks.diagnosis.observation.redaction import redacted, redacted_words
+from tasks.diagnosis.observation.sockets import TcpCounters, connections, tcp_counters
 from tasks.diagnosis.observation.stacks import stacks_of
 from tasks.loader import forkserver
 from tasks.trainers import recognise
@@ -30,6 +32,9 @@ from tasks.trainers.command import Command
 
 SECONDS = 5.0
 """The time between the looks: as long as a DataLoader sleeps before it checks whether its workers live."""
+LONGEST_S = 20.0
+"""The time between the looks where five seconds prove too little: longer than most pauses of a slow
+server."""
 GLANCE_S = 0.05
 SELDOM = 9
 """The pause after a glance in multiples of its duration, which costs a tenth of a core at most."""
@@ -42,8 +47,10 @@ FIRST_BYTES = 4 << 20
 LOG_LINES = 60
 LOG_BYTES = 1 << 16
 MOST_STACKS = 8
+MOST_FOLDERS = 32
 HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 TRACKERS = ("wandb-core", "wandb-service", "wandb-xpu", "gpu_stats")
+CHILD_WAITS = ("do_wait", "wait_task")
 WORKER_NAME = "pt_data_worker"
 """The name that PyTorch 2.6 and later give to the main thread of a DataLoader worker."""
 
@@ -68,56 +75,73 @@ def observe(
     log: Path | None = None,
     others: Sequence[int] = (),
     trainer: str | None = None,
+    is_enough: Callable[[Observation], bool] = lambda seen: True,
 ) -> Observation:
     """Observe the process `pid`, the other ranks `others` and all their descendants for some seconds.
 
     `log` is the file that the training prints to, by default that of its standard output or error. `trainer`
     names the trainer where the command does not show it. A missing process gives an Observation without
-    processes.
+    processes. Where `is_enough` finds that the observation proves too little yet, the look goes on, for
+    LONGEST_S in all.
     """
     at, began = time.time(), time.monotonic()
     command, folder = procfs.argv(pid), procfs.folder(pid)
     samples = ReplayReader()
+    counters = tcp_counters()
     watched = _roles(pid, [member for root in (pid, *others) for member in procfs.family(root)])
     with ThreadPoolExecutor(1) as pool:
         gpus = pool.submit(machine.gpus)
         _glance(watched, began + seconds)
         found = gpus.result()
-    processes = [_finished(one) for one in watched]
-    shard = _first_shard(Command.of(command, Path(folder)), trainer) if folder and processes else None
-    first = [] if shard is None else [(FIRST_SHARD, str(shard), 0, FIRST_BYTES, 0)]
-    samples.ask([*(one for process in processes for one in ranges_of(process)), *first])
-    processes, no_stacks = _with_stacks(processes)
-    passed, is_whole = samples.answer(SAMPLES_TIMEOUT_S)
-    processes = [replace(one, passed=passed.get(one.pid, [])) for one in processes]
-    shm = machine.shared_memory(pid)
-    records = machine.kernel_records([one.pid for one in processes])
-    looks = [one.first for one in processes if one.first is not None and one.role in ("rank", "worker")]
-    is_foreign = any(look.read_bytes is None or look.files is None for look in looks)
-    not_seen = {
-        no_stacks: bool(no_stacks),
-        "some of the samples just read (their files did not answer in time)": not is_whole,
-        "I/O and open files (they belong to another user)": is_foreign,
-        "the kernel's log (no permission)": records is None,
-        "GPU use (no nvidia-smi)": found is None,
-    }
-    return Observation(
-        pid=pid,
-        at=at,
-        seconds=round(time.monotonic() - began, 2),
-        command=redacted_words(command),
-        folder=redacted(folder),
-        processes=processes,
-        memory=machine.memory_of(pid) if processes else None,
-        shm_free_bytes=shm[0] if shm else None,
-        shm_bytes=shm[1] if shm else None,
-        kernel=[redacted(one) for one in records or []],
-        gpus=found,
-        log=read_log(log) if log is not None else _own_log(processes),
-        shard=next(iter(passed.get(FIRST_SHARD, [])), None),
-        not_seen=[what for what, is_unseen in not_seen.items() if is_unseen],
-        trainer=trainer,
-    )
+
+    def record(samples: ReplayReader) -> Observation:
+        now = tcp_counters()
+        processes = [_finished(one, counters, now) for one in watched]
+        shard = _first_shard(Command.of(command, Path(folder)), trainer) if folder and processes else None
+        first = [] if shard is None else [(FIRST_SHARD, str(shard), 0, FIRST_BYTES, 0)]
+        samples.ask(
+            [*(one for process in processes for one in ranges_of(process)), *first], _folders(processes)
+        )
+        processes, no_stacks = _with_stacks(processes)
+        replayed = samples.answer(SAMPLES_TIMEOUT_S)
+        processes = [replace(one, passed=replayed.passed.get(one.pid, [])) for one in processes]
+        shm = machine.shared_memory(pid)
+        records = machine.kernel_records([one.pid for one in processes])
+        looks = [one.first for one in processes if one.first is not None and one.role in ("rank", "worker")]
+        is_foreign = any(look.read_bytes is None or look.files is None for look in looks)
+        not_seen = {
+            no_stacks: bool(no_stacks),
+            "some of the samples just read (their files did not answer in time)": not replayed.is_whole,
+            "I/O and open files (they belong to another user)": is_foreign,
+            "the kernel's log (no permission)": records is None,
+            "GPU use (no nvidia-smi)": found is None,
+        }
+        return Observation(
+            pid=pid,
+            at=at,
+            seconds=round(time.monotonic() - began, 2),
+            command=redacted_words(command),
+            folder=redacted(folder),
+            processes=processes,
+            memory=machine.memory_of(pid) if processes else None,
+            shm_free_bytes=shm[0] if shm else None,
+            shm_bytes=shm[1] if shm else None,
+            kernel=[redacted(one) for one in records or []],
+            gpus=found,
+            log=read_log(log) if log is not None else _own_log(processes),
+            shard=next(iter(replayed.passed.get(FIRST_SHARD, [])), None),
+            not_seen=[what for what, is_unseen in not_seen.items() if is_unseen],
+            trainer=trainer,
+            locks=file_locks([one.pid for one in processes]),
+            full=replayed.full,
+        )
+
+    seen = record(samples)
+    if seconds < LONGEST_S and not is_enough(seen):
+        more = ReplayReader()
+        _glance(watched, began + LONGEST_S)
+        seen = record(more)
+    return seen
 
 
 def read_log(path: Path) -> Log | None:
@@ -132,7 +156,7 @@ def read_log(path: Path) -> Log | None:
         return None
     lines = [line.rpartition("\r")[2] for line in text.replace("\r\n", "\n").splitlines()]
     shown = [redacted(line[:2000]) for line in lines if line.strip()][-LOG_LINES:]
-    return Log(redacted(str(path)), round(quiet, 1), shown)
+    return Log(redacted(str(path)), round(quiet, 1), shown, not text.endswith(("\n", "\r")))
 
 
 def _roles(pid: int, members: Sequence[int]) -> list[_TrackedProcess]:
@@ -176,17 +200,40 @@ def _role(
 
 
 def _ranks(pid: int, members: Sequence[int], words: dict[int, list[str]]) -> dict[int, int]:
-    """Return the training processes and their numbers, by the RANK that launchers give them."""
+    """Return the training processes and their numbers, by the RANK that launchers give them.
+
+    Without such numbers, the rank is the first Python process that is no launcher, or, where that one has
+    started processes that talk to each other, as `torch.multiprocessing.spawn` does, each of these."""
     python = [member for member in members if _is_python(words[member])]
     numbers: dict[int, int] = {}
     for member in python:
-        given, stat = (procfs.environment(member) or {}).get("RANK", ""), procfs.stat(member)
-        is_below_rank = stat is not None and stat.parent in numbers
-        if given.isdigit() and int(given) not in numbers.values() and not is_below_rank:
+        given, parent = (procfs.environment(member) or {}).get("RANK", ""), _parent(member)
+        if given.isdigit() and int(given) not in numbers.values() and parent not in numbers:
             numbers[member] = int(given)
     if numbers or not members:
         return numbers
-    return {(pid if pid in python or not python else python[0]): 0}
+    first = next((one for one in python if not _is_launcher(one, python)), pid)
+    started = [one for one in python if _parent(one) == first and _talks(one)]
+    return {one: rank for rank, one in enumerate(started)} if len(started) > 1 else {first: 0}
+
+
+def _is_launcher(member: int, python: Sequence[int]) -> bool:
+    """Return whether the process does nothing but wait for the end of a Python process that it has
+    started."""
+    has_child = any(_parent(one) == member for one in python)
+    return has_child and (procfs.wait_of(member) or "").startswith(CHILD_WAITS)
+
+
+def _parent(pid: int) -> int:
+    stat = procfs.stat(pid)
+    return stat.parent if stat is not None else 0
+
+
+def _talks(pid: int) -> bool:
+    """Return whether the process is no DataLoader worker and has a TCP connection."""
+    stat = procfs.stat(pid)
+    is_worker = stat is None or stat.name == WORKER_NAME
+    return not is_worker and bool(connections(pid, procfs.open_files(pid) or (), {}, {}))
 
 
 def _is_python(words: Sequence[str]) -> bool:
@@ -218,10 +265,17 @@ def _glance_at(one: _TrackedProcess) -> None:
                 one.places.append(place)
 
 
-def _finished(one: _TrackedProcess) -> ObservedProcess:
+def _finished(
+    one: _TrackedProcess, before: dict[str, TcpCounters], now: dict[str, TcpCounters]
+) -> ObservedProcess:
     """Look at a process for the second time, and return all that is known of it."""
     last = procfs.look_at_process(one.pid, time.monotonic()) if one.first is not None else None
     stat, look = procfs.stat(one.pid), last or one.first
+    given = (procfs.environment(one.pid) or {}) if one.role == "rank" else {}
+
+    def size(name: str) -> int | None:
+        return int(given[name]) if given.get(name, "").isdigit() else None
+
     return ObservedProcess(
         pid=one.pid,
         parent=one.parent,
@@ -235,8 +289,10 @@ def _finished(one: _TrackedProcess) -> ObservedProcess:
         exit_code=stat.exit_code if stat is not None else one.exit_code,
         waits=dict(one.waits),
         places=one.places,
-        connections=procfs.connections(one.pid, (look.files if look is not None else None) or ()),
+        connections=connections(one.pid, (look.files if look is not None else None) or (), before, now),
         descriptor_limit=procfs.descriptor_limit(one.pid),
+        world_size=size("WORLD_SIZE"),
+        local_world_size=size("LOCAL_WORLD_SIZE"),
     )
 
 
@@ -264,11 +320,34 @@ def ranges_of(process: ObservedProcess) -> list[Range]:
     return ranges
 
 
+def _folders(processes: Sequence[ObservedProcess]) -> list[tuple[int, str]]:
+    """Return the folders that the ranks and workers work in, keep temporary files in, write to or are told
+    of by their command."""
+    found: set[tuple[int, str]] = set()
+    for one in processes:
+        if one.role in ("rank", "worker") and one.last is not None:
+            own = procfs.folder(one.pid)
+            written = [file.path for file in one.files if file.is_regular and file.is_writable]
+            values = [word.rpartition("=")[2] for word in procfs.argv(one.pid)[1:]]
+            told = [os.path.join(own, value) for value in values if "/" in value and ":" not in value]
+            names = ("/tmp", "/dev/shm", own, *map(os.path.dirname, written), *told)
+            found.update((one.pid, name) for name in names if name)
+    return sorted(found)[:MOST_FOLDERS]
+
+
 def _with_stacks(processes: list[ObservedProcess]) -> tuple[list[ObservedProcess], str]:
-    """Add the stacks of the ranks and of the first workers; return also why stacks are missing, or ""."""
-    asked = [one for role in ("rank", "worker") for one in processes if one.role == role and one.last]
-    stacks, why = stacks_of([one.pid for one in asked[:MOST_STACKS]])
-    return [replace(one, stack=stacks.get(one.pid)) for one in processes], why or ""
+    """Add the stacks of the ranks and of the first workers and helpers; return also why stacks are missing,
+    or ""."""
+    roles: tuple[Role, ...] = ("rank", "worker", "helper", "other", "launcher")
+    alive = [one for role in roles for one in processes if one.role == role and one.last]
+    asked = [one.pid for one in alive if one.role in ("rank", "worker") or _is_python(one.command)]
+    stacks, why = stacks_of(asked[:MOST_STACKS])
+    return [
+        replace(one, stack=stacks[one.pid].main, other_stacks=stacks[one.pid].others)
+        if one.pid in stacks
+        else one
+        for one in processes
+    ], why or ""
 
 
 def _own_log(processes: Sequence[ObservedProcess]) -> Log | None:

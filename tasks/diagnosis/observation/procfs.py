@@ -9,8 +9,6 @@ zero.
 from __future__ import annotations
 
 import os
-import socket
-import struct
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,9 +16,19 @@ from pathlib import Path
 
 PROC = Path("/proc")
 TICKS = os.sysconf("SC_CLK_TCK")
-TCP_STATES = {1: "established", 2: "syn_sent", 3: "syn_recv", 8: "close_wait", 10: "listen"}
-SYSCALLS = {0: "read", 1: "write", 7: "poll", 61: "wait4", 202: "futex", 232: "epoll_wait", 257: "openat"}
+SYSCALLS = {
+    0: "read",
+    1: "write",
+    7: "poll",
+    23: "select",
+    61: "wait4",
+    202: "futex",
+    230: "clock_nanosleep",
+    232: "epoll_wait",
+    257: "openat",
+}
 """Names of the system calls in which stalled processes are found, by their number on x86-64."""
+LONGEST_PATH = 4096
 
 
 @dataclass(frozen=True)
@@ -48,15 +56,6 @@ class Thread:
 
 
 @dataclass(frozen=True)
-class Connection:
-    """One TCP connection; `waits_bytes` are the bytes that the peer has not acknowledged yet."""
-
-    remote: str
-    state: str
-    waits_bytes: int
-
-
-@dataclass(frozen=True)
 class Look:
     """A process at one moment. Counters are totals since its start; `at` is in monotonic seconds."""
 
@@ -73,6 +72,12 @@ class Look:
     resident_bytes: int
     threads: Sequence[Thread]
     files: Sequence[OpenFile] | None
+    dirtied_bytes: int | None = None
+    """The bytes that it has changed in the page cache: these grow during a long write, which `written_bytes`
+    do only at its end."""
+    switches: int | None = None
+    """How often the main thread gave its core away to wait. A thread that waits for nothing but one event
+    that does not come gives it away once."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,7 @@ def look_at_process(pid: int, at: float) -> Look | None:
     base, seen = PROC / str(pid), stat(pid)
     if seen is None or seen.state in "ZX":
         return None
-    io = numbers(pid, "io")
+    io, status = numbers(pid, "io"), numbers(pid, "status")
     return Look(
         at=at,
         state=seen.state,
@@ -112,9 +117,11 @@ def look_at_process(pid: int, at: float) -> Look | None:
         written_bytes=io.get("wchar"),
         wait=_wait(base),
         syscall=_syscall(base),
-        resident_bytes=numbers(pid, "status").get("VmRSS", 0) * 1024,
+        resident_bytes=status.get("VmRSS", 0) * 1024,
         threads=list(_threads(base)),
         files=open_files(pid),
+        dirtied_bytes=io.get("write_bytes"),
+        switches=status.get("voluntary_ctxt_switches"),
     )
 
 
@@ -180,33 +187,11 @@ def age_s(pid: int) -> float | None:
 
 def descriptor_limit(pid: int) -> int | None:
     """Return how many descriptors a process may open."""
-    for line in (_text(PROC / str(pid) / "limits") or "").splitlines():
+    for line in lines(pid, "limits"):
         if line.startswith("Max open files"):
             limit = line.split()[3]
             return int(limit) if limit.isdigit() else None
     return None
-
-
-def connections(pid: int, files: Sequence[OpenFile]) -> list[Connection]:
-    """Return the TCP connections of a process, found by the inodes of its sockets."""
-    inodes = {file.path[len("socket:[") : -1] for file in files if file.path.startswith("socket:[")}
-    found = []
-    for table in ("tcp", "tcp6") if inodes else ():
-        for line in (_text(PROC / str(pid) / "net" / table) or "").splitlines()[1:]:
-            fields = line.split()
-            if fields[9] in inodes and (state := TCP_STATES.get(int(fields[3], 16))) not in (None, "listen"):
-                waits = int(fields[4].split(":")[0], 16)
-                found.append(Connection(_address(fields[2]), str(state), waits))
-    return found
-
-
-def _address(text: str) -> str:
-    """Turn `0100007F:1F90` into `127.0.0.1:8080`; the kernel writes 32-bit words in the host's byte order."""
-    host, port = text.split(":")
-    words = [int(host[at : at + 8], 16) for at in range(0, len(host), 8)]
-    raw = struct.pack(f"={len(words)}I", *words)
-    shown = socket.inet_ntop(socket.AF_INET if len(raw) == 4 else socket.AF_INET6, raw)
-    return f"{shown}:{int(port, 16)}" if len(raw) == 4 else f"[{shown}]:{int(port, 16)}"
 
 
 def wait_of(pid: int) -> str | None:
@@ -233,18 +218,37 @@ def _wait(base: Path) -> str | None:
 
 
 def _syscall(base: Path) -> str | None:
-    """Return the main thread's system call and first argument, such as `read 14`; None if unreadable."""
+    """Return the main thread's system call with what it is about, such as `read 14` or `openat /data/0.tar`;
+    None if unreadable."""
     words = (_text(base / "syscall") or "").split()
     if not words or not words[0].isdigit():
         return words[0] if words else None
     name = SYSCALLS.get(int(words[0]), f"syscall {words[0]}") if os.uname().machine == "x86_64" else words[0]
-    return f"{name} {int(words[1], 16)}" if name in ("read", "write") else name
+    if name in ("read", "write"):
+        return f"{name} {int(words[1], 16)}"
+    path = _string_at(base, int(words[2], 16)) if name == "openat" else ""
+    return f"{name} {path}" if path else name
+
+
+def _string_at(base: Path, address: int) -> str:
+    """Return the text at an address of the process, or "" where its memory may not be read."""
+    try:
+        with (base / "mem").open("rb", buffering=0) as memory:
+            memory.seek(address)
+            return memory.read(LONGEST_PATH).partition(b"\0")[0].decode(errors="replace")
+    except (OSError, ValueError, OverflowError):
+        return ""
 
 
 def numbers(pid: int, file: str) -> dict[str, int]:
     """Return the `name: number` lines of a file of /proc/PID; empty where it may not be read."""
     first = {name: value.partition(" ")[0] for name, value in _fields(PROC / str(pid) / file).items()}
     return {name: int(word) for name, word in first.items() if word.isdigit()}
+
+
+def lines(pid: int, file: str) -> list[str]:
+    """Return the lines of a file of /proc/PID; none where it may not be read."""
+    return (_text(PROC / str(pid) / file) or "").splitlines()
 
 
 def _fields(path: Path) -> dict[str, str]:

@@ -8,13 +8,15 @@ of no sample and no secret. A fact that could not be observed is None, and `not_
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from tasks.diagnosis.observation.procfs import Connection, Look, OpenFile
+from tasks.diagnosis.observation.locks import FileLock
+from tasks.diagnosis.observation.procfs import Look, OpenFile
+from tasks.diagnosis.observation.sockets import Connection
 
 Role = Literal["rank", "worker", "helper", "tracker", "launcher", "other"]
 """A rank trains; its workers load data, with helpers such as `curl`; a tracker is wandb's own process."""
@@ -31,6 +33,9 @@ class SampleKind:
     """The bytes of all of them together."""
     pixels: int | None = None
     """The pixels of the first sample's image, by its header."""
+    images: int = 0
+    undecodable: int = 0
+    """The images whose header was tried, and those of them whose header cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,11 @@ class ObservedProcess:
     connections: Sequence[Connection] = ()
     descriptor_limit: int | None = None
     stack: Sequence[str] | None = None
+    other_stacks: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The stacks of its other Python threads, by their names."""
+    world_size: int | None = None
+    local_world_size: int | None = None
+    """The numbers of ranks, in all and on this node, that the launcher has given to a rank."""
 
     @property
     def signal(self) -> int:
@@ -99,7 +109,20 @@ class ObservedProcess:
         """The files that it had open at the second look, as far as they may be read."""
         return (self.last.files if self.last is not None else None) or ()
 
-    def grown(self, counter: Literal["read_bytes", "disk_bytes", "written_bytes"]) -> int | None:
+    @cached_property
+    def read_again(self) -> list[str]:
+        """The files that it has read from an earlier place again, between the looks."""
+        reached: dict[str, int] = {}
+        again = []
+        for path, offset in self.places:
+            if offset < reached.get(path, 0) // 2 and path not in again:
+                again.append(path)
+            reached[path] = max(offset, reached.get(path, 0))
+        return again
+
+    def grown(
+        self, counter: Literal["read_bytes", "disk_bytes", "written_bytes", "dirtied_bytes", "switches"]
+    ) -> int | None:
         """Return the growth of a counter between the looks, or None where it was not read twice."""
         if self.first is None or self.last is None:
             return None
@@ -130,6 +153,8 @@ class Log:
     path: str
     quiet_s: float
     lines: Sequence[str]
+    is_unfinished: bool = False
+    """Whether the last line has no end yet, as a question to the user has none."""
 
 
 @dataclass(frozen=True)
@@ -176,6 +201,9 @@ class Observation:
     """The first samples of the first shard that the command names, whether or not a process has it open."""
     states: Sequence[KeptState] = ()
     not_seen: Sequence[str] = ()
+    locks: Sequence[FileLock] = ()
+    full: Sequence[str] = ()
+    """The folders that it works in or writes to whose file system has no room left."""
     trainer: str | None = None
     """The trainer in the words of a config; None where it follows from the command."""
     format: int = FORMAT

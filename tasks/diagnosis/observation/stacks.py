@@ -14,39 +14,56 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 TIMEOUT_S = 4.0
 DEEPEST = 40
+MOST_THREADS = 12
 AT_ONCE = 4
 
 
-def stacks_of(pids: Sequence[int]) -> tuple[dict[int, list[str]], str | None]:
-    """Return the main thread's calls of each process, innermost first, and the reason where all are missing.
+@dataclass(frozen=True)
+class Stacks:
+    """The calls of a process's main thread and of its other Python threads by their names, innermost first. A
+    call has the form `function (file:line)`."""
 
-    A call has the form `function (file:line)`.
-    """
+    main: list[str]
+    others: dict[str, list[str]]
+
+
+def stacks_of(pids: Sequence[int]) -> tuple[dict[int, Stacks], str | None]:
+    """Return the stacks of each process, and the reason where all are missing."""
     beside = Path(sys.executable).with_name("py-spy")
     py_spy = str(beside) if beside.is_file() else shutil.which("py-spy")
     if py_spy is None:
         return {}, "Python stacks (py-spy is not installed: pip install 'tarmac[doctor]')"
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = dict(zip(pids, pool.map(lambda pid: _stack(py_spy, pid), pids), strict=True))
-    seen = {pid: stack for pid, stack in found.items() if stack}
+        found = zip(pids, pool.map(lambda pid: _stacks(py_spy, pid), pids), strict=True)
+    seen = {pid: stacks for pid, stacks in found if stacks is not None}
     return seen, None if seen or not pids else "Python stacks (no permission to trace)"
 
 
-def _stack(py_spy: str, pid: int) -> list[str] | None:
+def _stacks(py_spy: str, pid: int) -> Stacks | None:
     command = [py_spy, "dump", "--json", "--nonblocking", "--pid", str(pid)]
     try:
         done = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=False)
         threads = json.loads(done.stdout) if done.returncode == 0 else []
     except (subprocess.TimeoutExpired, OSError, ValueError):
         return None
-    main = max(threads, key=lambda one: one.get("thread_name") == "MainThread", default=None)
-    if main is None:
+    stacks = [
+        (one.get("thread_name") or f"thread {one.get('thread_id')}", _calls(one["frames"])) for one in threads
+    ]
+    main = max(range(len(stacks)), key=lambda at: stacks[at][0] == "MainThread", default=None)
+    if main is None or not stacks[main][1]:
         return None
-    return [f"{call['name']} ({_short(call)}:{call['line']})" for call in main["frames"][:DEEPEST]]
+    others = dict(one for at, one in enumerate(stacks) if at != main)
+    return Stacks(stacks[main][1], dict(list(others.items())[:MOST_THREADS]))
+
+
+def _calls(frames: Sequence[dict[str, Any]]) -> list[str]:
+    return [f"{call['name']} ({_short(call)}:{call['line']})" for call in frames[:DEEPEST]]
 
 
 def _short(call: dict[str, str | None]) -> str:
