@@ -210,13 +210,13 @@ def _stop(process: subprocess.Popen[bytes], show: Callable[[str], None]) -> None
 
 
 def _checkpoints_since(trainer: Trainer, command: Command, began: float) -> list[str]:
-    """Return the files of checkpoints that were written since a time in Unix seconds."""
-    found = []
+    """Return the files of checkpoints that were written since a time in Unix seconds, the newest last."""
+    found: list[tuple[float, str]] = []
     for file in (file for pattern in trainer.checkpoints(command) for file in glob.glob(pattern)):
         with suppress(OSError):  # removed meanwhile
-            if os.path.getmtime(file) >= began - 1:
-                found.append(file)
-    return sorted(found)
+            if (written := os.path.getmtime(file)) >= began - 1:
+                found.append((written, file))
+    return [file for _, file in sorted(found)]
 
 
 def _judge_outcome(

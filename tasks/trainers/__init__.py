@@ -139,7 +139,7 @@ def _output_folder(command: Command) -> str:
 def _weights(command: Command, *folders: str) -> tuple[str, ...]:
     """Return patterns of the files of weights in these folders of the command's output folder."""
     base = glob.escape(str(command.path(_output_folder(command))))
-    return tuple(f"{base}/{folder}/*.{end}" for folder in folders for end in ("safetensors", "bin"))
+    return tuple(f"{base}/{folder}/*model*.{end}" for folder in folders for end in ("safetensors", "bin"))
 
 
 def _trainer_state(command: Command) -> Reached | None:

@@ -272,6 +272,40 @@ def test_a_last_loss_that_is_no_number_is_a_failure_and_one_that_is_success(tmp_
     )
 
 
+def test_a_trainer_of_transformers_that_stopped_early_is_told(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent("""
+            import torch
+            from transformers import Trainer, TrainerCallback, TrainingArguments
+
+            class Model(torch.nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.layer = torch.nn.Linear(8, 2)
+
+                def forward(self, x, labels):
+                    logits = self.layer(x)
+                    return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+            class Early(TrainerCallback):
+                def on_step_end(self, args, state, control, **_):
+                    control.should_training_stop = state.global_step == 12
+
+            data = [{"x": torch.randn(8), "labels": torch.tensor(row % 2)} for row in range(160)]
+            options = {"logging_steps": 4, "save_steps": 4, "max_steps": 20, "report_to": [], "use_cpu": True}
+            Trainer(Model(), TrainingArguments("out", **options), train_dataset=data, callbacks=[Early()]).train()
+        """)
+    )
+    done = watched(tmp_path, sys.executable, "train.py", options=("--json",))
+    report = json.loads(done.stdout)
+    assert done.returncode == 0 and report["trainer"] == "Hugging Face Trainer"
+    assert report["checkpoint"] == f"{tmp_path}/out/checkpoint-12/model.safetensors"
+    assert report["steps"] >= 12 // 4
+    [finding] = report["findings"]
+    assert finding["code"] == "run.incomplete" and finding["severity"] == "warning"
+    assert finding["evidence"]["what"] == "it ended at step 12 of 20"
+
+
 def test_a_wrong_use_is_one_line(tmp_path: Path) -> None:
     missing = watched(tmp_path, "./no-such-program")
     assert missing.returncode == 2 and b"cannot be started" in missing.stderr

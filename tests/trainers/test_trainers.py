@@ -223,7 +223,7 @@ def test_how_far_a_trainer_came_is_read_from_its_newest_state(tmp_path: Path) ->
     asked = command("python train.py", tmp_path)
     reached = recognise(asked).reached(asked)
     assert reached is not None and (reached.step, reached.steps) == (12, 20)
-    assert f"{tmp_path}/out/checkpoint-*/*.safetensors" in recognise(asked).checkpoints(asked)
+    assert f"{tmp_path}/out/checkpoint-*/*model*.safetensors" in recognise(asked).checkpoints(asked)
     (tmp_path / "out/checkpoint-12/trainer_state.json").write_text("{")
     assert recognise(asked).reached(asked) is None
 
