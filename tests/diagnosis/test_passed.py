@@ -38,8 +38,9 @@ def test_nothing_behind_the_place_is_read(tar: Path) -> None:
 def test_a_reader_that_goes_round_has_passed_all(tar: Path) -> None:
     reader = ReplayReader()
     reader.ask([(os.getpid(), str(tar), 0, 4096, 10 * tar.stat().st_size), (0, str(tar) + ".gone", 0, 1, 0)])
-    found, is_whole = reader.answer(60)
-    assert is_whole and {pid: [one.samples for one in passed] for pid, passed in found.items()} == {
+    replayed = reader.answer(60)
+    assert replayed.is_whole
+    assert {pid: [one.samples for one in passed] for pid, passed in replayed.passed.items()} == {
         os.getpid(): [50]
     }
 
@@ -49,5 +50,5 @@ def test_a_file_that_does_not_answer_costs_no_other_its_answer(tar: Path, tmp_pa
     reader = ReplayReader()
     size = tar.stat().st_size
     reader.ask([(os.getpid(), str(tar), 0, size, 0), (os.getpid(), str(tmp_path / "hangs.tar"), 0, 9999, 0)])
-    found, is_whole = reader.answer(12)
-    assert not is_whole and [one.samples for one in found[os.getpid()]] == [50]
+    replayed = reader.answer(12)
+    assert not replayed.is_whole and [one.samples for one in replayed.passed[os.getpid()]] == [50]
