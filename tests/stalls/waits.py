@@ -101,6 +101,12 @@ def _alone(folder: Path) -> Training:
     return program(folder, "joins", ready="joining", settle_s=5, **env)
 
 
+def _behind(folder: Path, words: tuple[str, ...], kind: str, ready: str) -> Training:
+    """A training that another program has started."""
+    process, log = launch([*words, "-m", PROGRAM, kind], folder, PYTHON)
+    return Training(process, log, says(log, ready, 3))
+
+
 def _paused(folder: Path, kind: str, start: Callable[[Path], Training]) -> Training:
     """One of two ranks is stopped by a signal."""
     training = start(folder)
@@ -167,6 +173,22 @@ def _fetching(folder: Path, kind: str, *words: str, rate: int = 0) -> Training:
     return training
 
 
+class SlowReceiver(PausingServer):
+    """Takes 100 kB of the request a second, and answers nothing."""
+
+    def _serve(self, client: socket.socket) -> None:
+        with suppress(OSError):
+            while self._listener.fileno() >= 0 and client.recv(25_000):
+                time.sleep(0.25)
+
+
+def _uploading(folder: Path) -> Training:
+    server = SlowReceiver()
+    training = program(folder, "uploads", server.url, ready="uploading", settle_s=6)
+    training.clean.append(server.close)
+    return training
+
+
 def _full_disk(folder: Path, kind: str) -> Training:
     place = folder / "full"
     place.mkdir()
@@ -216,6 +238,13 @@ INPUT, LOCK, MISSING, PAUSED, PRODUCER, LOOPING, SPINNING, DOWNLOAD, DEADLOCK, F
         "filter.spinning", "download.blocked", "worker.deadlock", "disk.full", "checkpoint.stalled",
     )
 )  # fmt: skip
+_BIN = Path(sys.executable).parent
+LAUNCHERS: tuple[tuple[str, ...], ...] = (
+    ("timeout", "1000", sys.executable),
+    ("tarmac", "watch", "--", sys.executable),
+    ("accelerate", "launch", "--num_processes=1", "--cpu"),
+    ("bash", "-c", 'python "$@"; echo over', "bash"),
+)
 _TWO_NODES = ("--nnodes=2", "--nproc_per_node=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:29431")
 STALLS = (
     Stall("input() on a pipe", partial(_asking, kind="asks", ready="step 19", terminal=False), INPUT),
@@ -225,6 +254,14 @@ STALLS = (
         partial(_asking, kind="token_held_out", ready="step 19", terminal=True),
         INPUT,
         needs_stacks=True,
+    ),
+    *(
+        Stall(
+            f"behind {' '.join(words[:2])}",
+            partial(_behind, words=words, kind="looping", ready="step 0"),
+            LOOPING,
+        )
+        for words in LAUNCHERS
     ),
     Stall("flock", partial(_locked, kind="flock", ready="preparing", lock=lambda one: one / "cache.lock"), LOCK),
     Stall(
@@ -274,6 +311,7 @@ STALLS = (
     Stall("urllib in a worker, half a body", lambda folder: _fetching(folder, "fetching", "urllib"), DOWNLOAD),
     Stall("requests in a worker, half a body", lambda folder: _fetching(folder, "fetching", "requests"), DOWNLOAD),
     Stall("fsspec in a worker, half a body", lambda folder: _fetching(folder, "fetching", "fsspec"), DOWNLOAD),
+    Stall("aiohttp in a worker, half a body", lambda folder: _fetching(folder, "fetching", "aiohttp"), DOWNLOAD),
     Stall("webdataset through curl, half a body (held out)", lambda folder: _fetching(folder, "curl_held_out"), DOWNLOAD),
     Stall("two locks in one process", partial(program, kind="two_locks", ready="step 19"), DEADLOCK, needs_stacks=True),
     Stall("workers deadlock after some batches", partial(program, kind="late_deadlock", ready="step 40", settle_s=5), DEADLOCK),
@@ -284,6 +322,7 @@ STALLS = (
 HEALTHY = (
     Stall("a checkpoint at two megabytes a second", _emptied_pipe),
     Stall("a download of 30 kB/s in a worker", lambda folder: _fetching(folder, "fetching", "urllib", rate=30_000)),
+    Stall("an upload of 100 kB/s", _uploading),
     Stall("one small file fills a large buffer", partial(program, kind="large_buffer", ready="starting", settle_s=4)),
     Stall("one rank prepares, the other waits", lambda folder: _ranks(folder, "one_rank_prepares", "step 0", settle_s=5)),
     Stall("resting on an event", partial(program, kind="event_rest", ready="waiting")),

@@ -343,12 +343,24 @@ class Fetched(Dataset):
             import requests
 
             _ = requests.get(url, timeout=None).content
+        elif self.how == "aiohttp":
+            import asyncio
+
+            asyncio.run(_received(url))
         else:
             import fsspec
 
             with fsspec.open(url, "rb") as file:
                 file.read()
         return torch.randn(256)
+
+
+async def _received(url: str) -> bytes:
+    import aiohttp
+
+    patient = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(timeout=patient) as session, session.get(url) as answer:
+        return await answer.read()
 
 
 def fetching(url: str, how: str) -> None:
@@ -455,6 +467,15 @@ def large_buffer() -> None:
 
     print("starting", flush=True)
     loop(DataLoader(Shuffled(), 8, num_workers=1))
+
+
+def uploads(url: str) -> None:
+    """A checkpoint that goes to a server which takes it slowly."""
+    import urllib.request
+
+    steps()
+    print("uploading", flush=True)
+    urllib.request.urlopen(urllib.request.Request(url, bytes(100_000_000), method="PUT"))
 
 
 def event_rest() -> None:

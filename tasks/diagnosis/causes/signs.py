@@ -17,7 +17,7 @@ from tasks.trainers import recognise
 from tasks.trainers.command import Command
 from tasks.trainers.contract import DataArguments, Progress, Trainer
 
-POLLS = ("poll_schedule_timeout", "do_poll", "do_sys_poll", "do_select", "ep_poll")
+POLLS = ("poll_schedule_timeout", "do_poll", "do_sys_poll", "do_select", "ep_poll", "do_epoll_wait")
 LOCKS = ("futex_",)
 DISKS = (
     "D:",

@@ -164,7 +164,7 @@ def _download(signs: Signs) -> Support | None:
     """Find a rank, or a reader that a rank waits for, whose peer sends nothing."""
     for process in _downloading(signs):
         link = _open_links(process)[0]
-        if signs.receives(process):
+        if signs.receives(process) or signs.sends(process):
             continue
         partial = next((file for file in process.files if ".incomplete" in file.path), None)
         return Support(
@@ -180,6 +180,31 @@ def _download(signs: Signs) -> Support | None:
             },
             {"rank": process.rank, **({"worker": process.pid} if process.role != "rank" else {})},
             may_be_a_pause=True,
+        )
+    return None
+
+
+def _slow_download(signs: Signs) -> Support | None:
+    """Find a process that waits for a transfer which goes on, slowly."""
+    for process in _downloading(signs):
+        moved = [
+            (count, f"{verb} {link.remote}")
+            for link in process.connections
+            for count, verb in (
+                (link.received_bytes, "receives from"),
+                (link.sent_bytes, "sends to"),
+            )
+            if count
+        ]
+        if not moved or not process.seconds:
+            continue
+        count, how = max(moved)
+        rate = f"{size(count / process.seconds)}/s"
+        return Support(
+            f"{_name(process)} {how} at {rate}, and the training waits for it",
+            "wait, it goes on by itself; or copy what it needs to a local disk before: tarmac fetch CONFIG",
+            {"rate": rate, "stack": signs.calls(process, *DOWNLOAD_CALLS) or signs.own_call(process)},
+            {"rank": process.rank, **({"worker": process.pid} if process.role != "rank" else {})},
         )
     return None
 
@@ -356,5 +381,12 @@ WAITING = (
         _download,
         (_no_connection_is_open,),
         yields_to=("tracker.blocked", "lock.waiting", "input.waiting"),
+    ),
+    Cause(
+        "download.slow",
+        "warning",
+        _slow_download,
+        (_no_connection_is_open,),
+        yields_to=("download.blocked", "tracker.blocked", "checkpoint.stalled"),
     ),
 )
