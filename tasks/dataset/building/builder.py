@@ -43,6 +43,7 @@ from tasks.dataset.building.staging import (
     known_shards,
     note_rejects,
     redact_config,
+    remove_staging,
     require_own,
     sweep,
     write_rules,
@@ -174,7 +175,7 @@ class _Build:
 
     def _clear(self) -> None:
         self.listing.close()
-        shutil.rmtree(self.staging)
+        remove_staging(self.staging)
 
     def _convert(self, catalogue: Catalogue) -> assemble.Draft:
         """Convert what no version holds into `staging`, draft the version, and note all rejects in the

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -111,6 +112,16 @@ def require_own(staging: Path) -> None:
             f"dataset.output: {staging} holds files that no build wrote, such as {min(names)}, and a build "
             "would remove them; move them away"
         )
+
+
+def remove_staging(staging: Path) -> None:
+    """Remove the folder and its mark last, so that a removal that is cut off leaves a build's folder."""
+    for path in staging.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != RULES:
+            path.unlink(missing_ok=True)
+    shutil.rmtree(staging)
 
 
 def sweep(staging: Path, is_kept: Callable[[str], bool]) -> None:

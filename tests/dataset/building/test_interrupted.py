@@ -3,8 +3,10 @@
 import errno
 import os
 import random
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,7 @@ from tasks.dataset.building.assemble import DRAFT
 from tasks.dataset.building.builder import build
 from tasks.dataset.building.catalogue import Catalogue
 from tasks.dataset.building.convert import Conversion, convert
-from tasks.dataset.building.staging import sidecar_path, tar_path, write_rules
+from tasks.dataset.building.staging import remove_staging, require_own, sidecar_path, tar_path, write_rules
 from tasks.dataset.verify.verifier import verify
 from tests.dataset import raw
 from tests.dataset.building.prepared import changed, pictures, planned
@@ -52,6 +54,32 @@ def all_staged(config: Config, staging: Path) -> Catalogue:
     for shard in catalogue.shards():
         convert(Conversion(staging, rules, (shard.ordinal,)))
     return catalogue
+
+
+def test_a_removal_of_the_staging_folder_that_is_cut_off_is_taken_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever file was the last one removed, the next build knows the folder as a build's."""
+    config, unlink = pictures(tmp_path), os.unlink
+    for cut in range(5):
+        staging = tmp_path / f"staging-{cut}"
+        staging.mkdir()
+        write_rules(staging, config.dataset)
+        for name in ("0123.tar", "0123.arrow", "4567.tar", "4567.arrow"):
+            (staging / name).touch()
+        removed = iter(range(cut))
+
+        def cut_off(*path: Any, removed: Iterator[int] = removed, **options: Any) -> None:
+            if next(removed, None) is None:
+                raise KeyboardInterrupt
+            unlink(*path, **options)
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(os, "unlink", cut_off)
+            remove_staging(staging)
+        require_own(staging)
+        remove_staging(staging)
+        assert not staging.exists()
 
 
 def test_a_staged_shard_that_is_damaged_is_made_again(tmp_path: Path) -> None:
