@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,9 @@ def episode(kind: str, root: Path, rng: random.Random, kills: int = 5) -> int:
 def _wait_for_shards(process: subprocess.Popen[bytes], staging: Path, shards: int) -> None:
     """Until the build works, and has converted more than so many shards, or has ended."""
     while process.poll() is None:
-        if staging.exists() and len(list(staging.glob("*.arrow"))) > shards:
-            return
+        with suppress(FileNotFoundError):  # not made yet, or removed again
+            if sum(name.endswith(".arrow") for name in os.listdir(staging)) > shards:
+                return
         time.sleep(0.002)
 
 
