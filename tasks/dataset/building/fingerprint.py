@@ -140,11 +140,15 @@ class Fingerprint:
         """Add a sample that has files of its own, with those of its fields that filters and splits use."""
         place, original_key, file, fields, content, (size, stamp), _, fault, *_ = item
         used = [fields.get(name) for name in self._used] if self._used else ""
-        self._add(source.location, place, original_key, file, size, stamp, content, fault, used)
+        self._add_line(
+            f"{source.location}\0{place}\0{original_key}\0{file}\0{size}\0{stamp}\0{content}\0{fault}\0{used}"
+        )
 
     def _add(self, *facts: object) -> None:
-        line = "\0".join(map(str, facts)) + "\n"
-        self._digest.update(line.encode("utf-8", "surrogatepass"))
+        self._add_line("\0".join(map(str, facts)))
+
+    def _add_line(self, line: str) -> None:
+        self._digest.update(f"{line}\n".encode("utf-8", "surrogatepass"))
 
     def hexdigest(self) -> str:
         return str(self._digest.hexdigest())

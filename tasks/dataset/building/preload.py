@@ -9,5 +9,6 @@ from importlib import import_module
 
 gc.disable()
 import_module("tasks.dataset.building.builder")
+import_module("pyarrow.compute")  # loaded by the first table that is filtered, else once in each worker
 gc.freeze()
 gc.enable()

@@ -340,14 +340,14 @@ class LinkedFiles:
             self._look_ahead(distinct)
             stats = {name: self._stat(name) for name in distinct}
             for item, names in some:
-                found = [stats[name] for name in names or ()]
-                fault = next((one for one in found if isinstance(one, Reject)), None)
-                if fault is not None:
-                    yield item._replace(content="", fault=fault_of(fault), may_pass=True)
-                elif names is None:
+                if names is None:
                     yield item
+                    continue
+                found = stats[names[0]] if len(names) == 1 else _together([stats[name] for name in names])
+                if isinstance(found, Reject):
+                    yield item._replace(content="", fault=fault_of(found), may_pass=True)
                 else:
-                    yield item._replace(stat=_together([one for one in found if isinstance(one, ObjectStat)]))
+                    yield item._replace(stat=found)
 
     def read(self, name: str, limit: int) -> bytes:
         """Return a file's content; Absent, or Reject when it is unreadable or exceeds `limit` bytes;
@@ -408,8 +408,11 @@ class LinkedFiles:
         return self._failures[host_of(address)] >= HOPELESS
 
 
-def _together(stats: Sequence[ObjectStat]) -> ObjectStat:
-    """Return the size and stamp of all of a sample's files; ABSENT where one is not there."""
-    if ABSENT in stats:
-        return ABSENT
-    return ObjectStat(sum(stat.size for stat in stats), " ".join(stat.stamp for stat in stats))
+def _together(stats: Sequence[ObjectStat | Reject]) -> ObjectStat | Reject:
+    """Return the size and stamp of all of a sample's files; the first Reject, and ABSENT where one is not
+    there."""
+    fault = next((one for one in stats if isinstance(one, Reject)), None)
+    if fault is not None or ABSENT in stats:
+        return fault or ABSENT
+    found = [one for one in stats if isinstance(one, ObjectStat)]
+    return ObjectStat(sum(one.size for one in found), " ".join(one.stamp for one in found))
