@@ -326,6 +326,7 @@ HEALTHY = (
     Stall("one small file fills a large buffer", partial(program, kind="large_buffer", ready="starting", settle_s=4)),
     Stall("one rank prepares, the other waits", lambda folder: _ranks(folder, "one_rank_prepares", "step 0", settle_s=5)),
     Stall("resting on an event", partial(program, kind="event_rest", ready="waiting")),
+    Stall("an idle event loop", partial(program, kind="idle_loop", ready="serving")),
     Stall("skipping to where it was", partial(program, kind="resumes", ready="skipping", settle_s=4)),
     Stall("a caption that quotes errors", partial(program, kind="caption_in_the_log", ready="caption")),
 )  # fmt: skip

@@ -485,6 +485,22 @@ def event_rest() -> None:
         pass
 
 
+def idle_loop() -> None:
+    """A server that waits for requests, with a client's connection open, as a notebook's kernel does."""
+    import asyncio
+
+    async def serve() -> None:
+        async def handle(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+            await reader.read()
+
+        server = await asyncio.start_server(handle, "127.0.0.1")
+        connection = await asyncio.open_connection(*server.sockets[0].getsockname())
+        print("serving", flush=True)
+        await asyncio.gather(server.serve_forever(), connection[0].read())
+
+    asyncio.run(serve())
+
+
 def resumes() -> None:
     """Reads on to where it was, and drops what it was trained on before."""
     _images("train.tar")

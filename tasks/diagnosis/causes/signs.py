@@ -18,6 +18,7 @@ from tasks.trainers.command import Command
 from tasks.trainers.contract import DataArguments, Progress, Trainer
 
 POLLS = ("poll_schedule_timeout", "do_poll", "do_sys_poll", "do_select", "ep_poll", "do_epoll_wait")
+EVENT_LOOPS = ("ep_poll", "do_epoll_wait")
 LOCKS = ("futex_",)
 DISKS = (
     "D:",

@@ -9,7 +9,17 @@ from pathlib import Path
 
 from tasks.core.units import format_duration, size
 from tasks.diagnosis.causes.cause import Cause, Support
-from tasks.diagnosis.causes.signs import DISKS, LOCKS, PIPES, POLLS, SOCKETS, STEADY, TRACKER_CALLS, Signs
+from tasks.diagnosis.causes.signs import (
+    DISKS,
+    EVENT_LOOPS,
+    LOCKS,
+    PIPES,
+    POLLS,
+    SOCKETS,
+    STEADY,
+    TRACKER_CALLS,
+    Signs,
+)
 from tasks.diagnosis.observation.locks import LOCK_SUFFIX, FileLock
 from tasks.diagnosis.observation.procfs import OpenFile
 from tasks.diagnosis.observation.record import ObservedProcess
@@ -221,7 +231,10 @@ def _downloading(signs: Signs) -> Iterator[ObservedProcess]:
             continue
         is_partial = any(".incomplete" in file.path for file in rank.files)
         has_begun = signs.seen.workers_of(rank) or len(signs.ranks) > 1 or signs.progress
-        if signs.calls(rank, *DOWNLOAD_CALLS) or is_partial or not has_begun:
+        # The event loop of a server or a notebook rests beside open connections, too. Where stacks are known,
+        # they tell whether it is a client's.
+        is_client = rank.stack is None and not has_begun and rank.share(*EVENT_LOOPS) < STEADY
+        if signs.calls(rank, *DOWNLOAD_CALLS) or is_partial or is_client:
             yield rank
     if signs.is_starved:
         # A worker that waits to be asked for more also polls, maybe beside a connection that it keeps for

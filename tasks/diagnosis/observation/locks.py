@@ -8,6 +8,7 @@ whose name says that they are locks are recorded too.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from tasks.diagnosis.observation.redaction import redacted, redacted_words
 
 MOST_LOCKS = 16
 LOCK_SUFFIX = ".lock"
+SEARCH_S = 1.0
+"""How long to look for the paths of locked files. A machine with thousands of descriptors and locks would
+otherwise hold up the examination; a lock whose path was not found in time is recorded without it."""
 
 
 @dataclass(frozen=True)
@@ -45,19 +49,23 @@ def file_locks(observed: Collection[int]) -> list[FileLock]:
             else:
                 holders[number] = int(pid), file.rpartition(":")[2]
     found = []
+    deadline = time.monotonic() + SEARCH_S
     for number, (holder, inode) in holders.items():
         waiting = [pid for pid in waiters.get(number, []) if pid in observed]
-        path = next(filter(None, (_path(pid, inode) for pid in (holder, *waiting))), "")
+        path = next(filter(None, (_path(pid, inode, deadline) for pid in (holder, *waiting))), "")
         if waiting or path.endswith(LOCK_SUFFIX):
             found.append(FileLock(redacted(path), holder, redacted_words(procfs.argv(holder)), waiting))
     return sorted(found, key=lambda lock: not lock.waiters)[:MOST_LOCKS]
 
 
-def _path(pid: int, inode: str) -> str:
-    """Return the path of the file with this inode that the process has open, or ""."""
+def _path(pid: int, inode: str, deadline: float) -> str:
+    """Return the path of the file with this inode that the process has open; "" if it is not found before the
+    deadline."""
     folder = procfs.PROC / str(pid) / "fd"
     with suppress(OSError):
         for descriptor in os.listdir(folder):
+            if time.monotonic() > deadline:
+                break
             if f"ino:\t{inode}" in procfs.lines(pid, f"fdinfo/{descriptor}"):
                 return os.readlink(folder / descriptor)
     return ""
