@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,23 +41,13 @@ def train(run: RunFolder, begun: Started | None = None) -> StageResult[TrainedRu
     agent knows what can be tried again, and a new start resumes.
     """
     with shown("train") as stage:
-
-        @functools.cache
-        def warn_once(reason: str) -> None:
-            screen.warn(f"{run.name}: {reason}")
-
-        @functools.cache
-        def report_stall_once(reason: str) -> None:
-            _report_stall(run, reason)
+        news = _TrainingNews(run)
 
         def progress(status: RunStatus) -> None:
-            if status.state in ("queued", "running") and status.reason:  # a running one was restarted
-                warn_once(status.reason)
+            news.report(status)
             if status.state == "queued" and status.reason:
                 stage.progress(0, 0, status.reason)
                 return
-            if status.state == "stalled":
-                report_stall_once(status.reason)
             loss = "" if status.loss is None else f"loss {number(status.loss)}"
             stage.silent(status.silent_s, "none" if status.phase is None else status.phase.phase)
             stage.progress(status.step, status.steps, "steps", loss, status.stalled_s)
@@ -73,9 +62,34 @@ def train(run: RunFolder, begun: Started | None = None) -> StageResult[TrainedRu
         if started.changes:
             screen.warn(f"not as in the run's last attempt: {', '.join(started.changes)}")
         status = launch.wait_for_training(run, progress)
+        news.report(status)
         how = "adopted; " if adopted else "up to date: " if started.is_up_to_date else ""
         effect: Effect = "adopted" if adopted else "unchanged" if started.is_up_to_date else "changed"
         return stage.result(how + _summary(run, status), TrainedRun(run.path, started.changes), effect)
+
+
+class _TrainingNews:
+    """Puts into the flow run's log, once each, why a training waits or stands still, and what is wrong
+    with it."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
+        self._reported: set[str] = set()
+        self._wrong = 0
+
+    def report(self, status: RunStatus) -> None:
+        for finding in status.wrong[self._wrong :]:
+            screen.warn("\n".join([f"{self._run.name}: the training is wrong", *finding.lines()]))
+        self._wrong = len(status.wrong)
+        if not status.reason or status.reason in self._reported:
+            return
+        if status.state in ("queued", "running"):  # a running one was restarted
+            screen.warn(f"{self._run.name}: {status.reason}")
+        elif status.state == "stalled":
+            _report_stall(self._run, status.reason)
+        else:
+            return
+        self._reported.add(status.reason)
 
 
 def _report_stall(run: RunFolder, reason: str) -> None:

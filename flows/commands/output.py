@@ -32,5 +32,6 @@ def answer(
 
 
 def print_result(**facts: Any) -> int:
-    """Print the JSON object of a command that succeeded and has no findings; returns its exit code."""
+    """Print the JSON object of a command, which succeeded and has no findings unless `facts` hold `ok` and
+    `findings`; returns the exit code of success."""
     return print_json({"ok": True, "findings": [], **facts})

@@ -14,6 +14,7 @@ from flows.commands.arguments import AsJson, RunName, RunsFolder
 from flows.commands.output import print_result, say
 from tasks.core import screen
 from tasks.core.errors import TarmacError, UsageError
+from tasks.core.findings import MARKS
 from tasks.core.units import counted, duration, shorten
 
 if TYPE_CHECKING:
@@ -77,6 +78,10 @@ def _state_lines(one: RunStatus) -> Iterator[str]:
         yield f"    step {waiting.step:,} {waiting.task}: {waiting.waiting}"
     if (further := len(one.evaluations_waiting) - SHOWN) > 0:
         yield f"    {counted(further, 'further evaluation')} {'waits' if further == 1 else 'wait'}"
+    for finding in one.wrong:
+        yield f"  {MARKS[finding.severity]} {finding.code}: {finding.evidence['what']}"
+    if one.wrong:
+        yield f"    what to do about it: tarmac doctor --run {one.run.handle}"
     if one.silent_s and one.phase is not None:
         silent = f"it has logged nothing for {duration(one.silent_s)}, in phase {one.phase.phase}"
         yield f"  ! {silent}; log {one.log}"
@@ -131,6 +136,7 @@ def _row(one: RunStatus) -> dict[str, Any]:
         "replaced": one.replaced,
         "phase": one.phase.phase if one.phase is not None else None,
         "silent_s": round(one.silent_s, 1),
+        "wrong": [finding.code for finding in one.wrong],
         "evaluations": len(one.evaluations),
         "evaluations_done": one.evaluations_done,
         "evaluations_waiting": [

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ from flows.commands.arguments import AsJson, Changes, ConfigFile, Fresh, RunName
 from flows.commands.output import print_result, say
 from tasks.core import screen
 from tasks.core.errors import UsageError
+from tasks.core.findings import MARKS
 from tasks.core.units import counted, near, number, size
 
 if TYPE_CHECKING:
@@ -244,17 +246,21 @@ def show_up_to_date(version: Path, run: RunFolder, began: float, as_json: bool) 
 
 
 def show_run(run: RunFolder, stages: Stages, began: float, as_json: bool) -> int:
-    """Print the headline and the paths of a run; returns 0, because failures were raised before."""
+    """Print the headline and the paths of a run; returns 1 if the training has found an error of its own.
+    Failures were raised before."""
     from tasks.dataset.examples import is_example
     from tasks.evaluation.results import full_name
     from tasks.reporting.report import read_headline
     from tasks.runs.metrics import finite
-    from tasks.supervision.status import config_of
+    from tasks.supervision.status import config_of, look_at_run
     from tasks.supervision.tracking import gathering
 
-    first = read_headline(run)
+    first, wrong = read_headline(run), look_at_run(run).wrong
+    is_ok = all(finding.severity != "error" for finding in wrong)
     if as_json:
-        return print_result(
+        print_result(
+            ok=is_ok,
+            findings=[asdict(finding) for finding in wrong],
             run=run.id,
             folder=str(run.path),
             report=str(run.report),
@@ -264,15 +270,21 @@ def show_run(run: RunFolder, stages: Stages, began: float, as_json: bool) -> int
             stages=[stage.to_json() for stage in stages],
             seconds=round(time.monotonic() - began, 2),
         )
+        return 0 if is_ok else 1
     headline = str(first) if first is not None else "No evaluation was asked for."
-    lines = ["", headline, f"  report  {near(run.report)}"]
+    lines = ["", headline]
+    lines += [f"  {MARKS[one.severity]} {one.code}: {one.evidence['what']}" for one in wrong]
+    if wrong:
+        lines.append(f"  next    tarmac doctor --run {run.handle}")
+    lines.append(f"  report  {near(run.report)}")
     if run.best.exists():
         lines.append(f"  model   {near(run.best)}")
     if upload := gathering.upload(run):
         lines.append(f"  wandb   {upload}")
     if all(is_example(source.path) for source in config_of(run).dataset.all_sources):
         lines.append("Your own data: tarmac init PATH")
-    return say("\n".join(lines))
+    say("\n".join(lines))
+    return 0 if is_ok else 1
 
 
 def _run_of(stages: Stages) -> RunFolder:

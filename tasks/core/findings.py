@@ -6,7 +6,7 @@ Every command that judges something reports findings, so that a person, a script
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 Severity = Literal["error", "warning", "info"]
@@ -32,6 +32,14 @@ class Finding:
         evidence = ", ".join(f"{key} {value}" for key, value in self.evidence.items())
         head = f"{MARKS[self.severity]} {self.code:<22} {where}"
         return [head.rstrip(), *([f"    found  {evidence}"] if evidence else []), f"    fix    {self.remedy}"]
+
+
+FIELDS = tuple(one.name for one in fields(Finding))
+
+
+def finding_of(entry: Mapping[str, Any]) -> Finding:
+    """Return the finding in an object that may have further keys, as the lines of `findings.jsonl` do."""
+    return Finding(**{name: entry[name] for name in FIELDS if name in entry})
 
 
 @dataclass(frozen=True)

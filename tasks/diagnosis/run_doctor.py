@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from tasks.core import config as configs
 from tasks.core.files import read_json, read_lines
-from tasks.core.findings import Finding, Report
+from tasks.core.findings import Finding, Report, finding_of
 from tasks.core.process import Identity
 from tasks.diagnosis.examination import Examination
 from tasks.diagnosis.observation import procfs
@@ -116,14 +116,10 @@ def _gone(run: RunFolder, state: RunRecord, number: int) -> Finding:
 
 
 def findings_of(run: RunFolder, attempt: int) -> list[Finding]:
-    """Return the findings of the agent in an attempt, oldest first."""
-    entries, _ = read_lines(run.findings) if run.findings.exists() else ([], 0)
-    names = {entry.name for entry in fields(Finding)}
-    return [
-        Finding(**{name: value for name, value in entry.items() if name in names})
-        for entry in entries
-        if entry.get("attempt") == attempt
-    ]
+    """Return the findings of the agent in an attempt, and those of the training about itself, which no later
+    attempt gets past; oldest first."""
+    entries = read_lines(run.findings)[0]
+    return [finding_of(entry) for entry in entries if entry.get("attempt") == attempt or "step" in entry]
 
 
 def _worded(finding: Finding) -> Finding:

@@ -114,6 +114,13 @@ class IndexedReader:
         """Return the row of the index that holds sample `number`: the same where nothing is excluded."""
         return number + int(np.searchsorted(self._gaps, number, side="right")) if self._gaps.size else number
 
+    def lengths(self, most: int) -> NDArray[np.int64]:
+        """Return the stored length in bytes of each of the first `most` samples, with all their members."""
+        kept = (
+            np.delete(self._index["length"], self._excluded) if len(self._excluded) else self._index["length"]
+        )
+        return np.asarray(kept[:most], np.int64)
+
     def thinned(self) -> dict[Path | RemoteShard, range]:
         """Return the shards that lost samples to `excluded`, with the numbers of the remaining samples."""
         shards = np.unique(self._index[self._excluded]["shard"]).tolist()

@@ -41,6 +41,11 @@ class Task(nn.Module, ABC):
     def forward(self, batch: Mapping[str, Any]) -> Loss:
         """Compute the loss of a batch that is on the model's device."""
 
+    def chance(self, samples: int) -> float | None:
+        """Return the least loss of a model that does not know what belongs together, for a batch of so many
+        samples; None where it has no closed form."""
+        return None
+
     def after_step(self) -> None:
         """Keep parameters within bounds; called after each optimizer step."""
         return

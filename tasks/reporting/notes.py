@@ -80,7 +80,8 @@ def _state(evidence: RunContents) -> Iterator[Note]:
 def _findings(evidence: RunContents) -> Iterator[Note]:
     trained = evidence.record.trained if evidence.record is not None else 0
     for finding in evidence.findings:
-        if isinstance(finding.get("attempt"), int) and finding["attempt"] < trained:
+        is_earlier = isinstance(finding.get("attempt"), int) and finding["attempt"] < trained
+        if is_earlier and "step" not in finding:
             continue  # a later attempt got past it
         severity = str(finding.get("severity", "info"))
         tone = TONES.get(severity, "")

@@ -63,6 +63,8 @@ class RunFolder:
     """The sentinel that ranks obey at their next step; its text is the reason."""
     metrics = RunFile("metrics.jsonl")
     findings = RunFile("findings.jsonl")
+    sanity = RunFile("sanity.jsonl")
+    """What the first rank finds wrong while it trains; the agent copies it to `findings.jsonl`."""
     ledger = RunFile("ledger.jsonl")
     report = RunFile("report.html")
     quarantine = RunFile("quarantine.jsonl")

@@ -328,6 +328,7 @@ class Agent:
                 ranks.end()
             news = self._chores.do("the watch", lambda: watch.look(pids), None)
             self._chores.do("the news of the watch", functools.partial(self._record_news, news), None)
+            self._chores.do("sanity.jsonl", self._journal.copy_sanity, None)
             acts = reason is None and self._train.on_stall != "report"
             if acts and isinstance(news, Stalled) and not news.is_paused:
                 stalled = news.reason
@@ -378,6 +379,7 @@ class Agent:
         """Record how the training, which began at step `began_at`, ended: findings, `exit.json`, state."""
         verdict = judge_end(ended)
         logger.info("training ended: %s %s", verdict.state, verdict.reason)
+        self._journal.copy_sanity()
         self._journal.add_findings(verdict.findings)
         queued_again = None
         if verdict.state != "succeeded":

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tasks.core.engines.slurm_queue import own_job
-from tasks.core.files import append_line, write_json
+from tasks.core.files import append_line, read_lines, write_json
 from tasks.core.findings import Finding
 from tasks.core.lock import Lease
 from tasks.core.process import Identity
@@ -33,6 +33,8 @@ class AttemptJournal:
         found = record.load_record(run)
         self.record = found.having(attempts=[one for one in found.attempts if one.outcome != ASIDE])
         self.number = len(self.record.attempts) + 1
+        self._copied: int | None = None
+        """How many findings of the training itself are in `findings.jsonl`; None before that is known."""
 
     def begin(self) -> None:
         """Close what earlier attempts left open and enter this one."""
@@ -84,6 +86,17 @@ class AttemptJournal:
         for finding in findings:
             line = {**asdict(finding), "attempt": self.number, "t": time.time()}
             append_line(self._run.findings, json.dumps(line, ensure_ascii=False))
+
+    def copy_sanity(self) -> None:
+        """Append to `findings.jsonl` what the training has found wrong with itself since the last call."""
+        if not self._run.sanity.exists():
+            return
+        if self._copied is None:
+            self._copied = sum("step" in line for line in read_lines(self._run.findings)[0])
+        for line in read_lines(self._run.sanity)[0][self._copied :]:
+            self._lease.require()
+            append_line(self._run.findings, json.dumps({**line, "attempt": self.number}, ensure_ascii=False))
+            self._copied += 1
 
     def training_ended(
         self, content: Mapping[str, Any], state: State, signal: str | None, queued_again: str | None

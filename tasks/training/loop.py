@@ -42,6 +42,7 @@ from tasks.training.devices import Device
 from tasks.training.meter import Meter, check_losses, check_weights
 from tasks.training.ranks import ALONE, RankRequest, Ranks
 from tasks.training.resume import generators_of, is_due, take_up
+from tasks.training.sanity.sanity import Sanity
 from tasks.training.validation import Validation
 
 logger = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ def train(
     start = take_up(run, options, recipe, device, feed, ranks)
     take_step, step = start.take_step, start.step
     saver = CheckpointSaver(run)
+    sanity = Sanity(run, config, recipe, take_step, feed, ranks, step)
     validation = Validation(run, config, device, metrics, phases, feed, saver, ranks)
     logger.info("%s: from step %d of %d, on %s%s", run.name, step, options.steps, device.torch, ranks)
 
@@ -87,8 +89,10 @@ def train(
             batch = _next_batch(run, step + 1, batches, feed.parts, replaced, meter, saver, ranks)
             is_over = batch is None
             if batch is not None:
-                taken = take_step(step, *map(device.put, batch))
+                with sanity.step(step + 1, batch):
+                    taken = take_step(step, *map(device.put, batch))
                 step += 1
+                sanity.note(step, taken)
                 if taken.scale is None:
                     meter.add(taken.loss, taken.logs)
                 else:
@@ -105,9 +109,11 @@ def train(
                     values["data/replaced"] = int(ranks.sum(torch.tensor(replaced.count)))
                 metrics.append(make_row(TRAIN_AXIS, step, "train", values))
                 check_losses(meter.losses(), step, device.precision)
+                sanity.row(step, meter.losses())
                 meter.restart()
             if saving:
                 check_weights(take_step.task.model, step, device.precision)
+                sanity.checkpoint(step)
                 phases.set("checkpoint", step, batches.worker_pids)
                 metrics.settle()
                 generators = generators_of(ranks)
@@ -118,7 +124,7 @@ def train(
                         saver.save(step, take_step.model, state)
                 logger.info("step %d: loss %.4f", step, values.get("train/loss", math.nan))
                 saved = step
-                validation.measure(step, take_step, batches.worker_pids)
+                sanity.validated(step, validation.measure(step, take_step, batches.worker_pids))
                 meter.restart()
         phases.set("checkpoint", step, batches.worker_pids)
         with ranks.agreeing():

@@ -138,6 +138,16 @@ class Step:
         finally:
             self._set_training()
 
+    @torch.no_grad()
+    def loss_of(self, batch: Mapping[str, Any]) -> float:
+        """Return the mean loss of a batch from the loader, by the trained weights in eval mode, for this rank
+        alone."""
+        self.task.eval()
+        with self._device.autocast():
+            loss: Loss = self.task(self._device.put(batch))
+        self._set_training()
+        return float(loss.sum / loss.weight)
+
     def state(self) -> dict[str, Any]:
         """Return what a resume needs beside `model`."""
         state: dict[str, Any] = {"optimizer": self._optimizer.state_dict()}

@@ -59,13 +59,14 @@ class Validation:
             open_split(feed.data.version, self._split, feed.data.quarantined)
         self._most = MOST_VALIDATED if config.evaluate is None else config.evaluate.validation_samples
 
-    def measure(self, step: int, weights: Step, workers: Sequence[int] = ()) -> None:
+    def measure(self, step: int, weights: Step, workers: Sequence[int] = ()) -> float | None:
         """Write the loss of the checkpoint of `step`, which `weights` has, beside it and in the metrics.
 
-        A stop breaks it off, before the next batch. DataError when the loss is not finite.
+        A stop breaks it off, before the next batch. Returns the loss, or None without one. DataError when it
+        is not finite.
         """
         if self._split is None:
-            return
+            return None
         self._phases.set("validate", step, workers)
         loss = self._loss(self._split, weights, lambda: self._phases.set("validate", step, workers))
         if loss is not None:
@@ -74,6 +75,7 @@ class Validation:
             if self._ranks.is_first:
                 self._saver.add_val_loss(step, loss)
             logger.info("step %d: validation loss %.4f", step, loss)
+        return loss
 
     def _loss(self, split: str, weights: Step, on_batch: Callable[[], None]) -> float | None:
         """The mean by weight, as the last batch, being smaller, has an easier contrast; None when stopped.

@@ -180,6 +180,11 @@ class ClipTask(Contrastive, Embedder):
         logs = {"logit_scale": scale, **bias}
         return Loss(mean * weight, weight, {name: value.detach().clone() for name, value in logs.items()})
 
+    def chance(self, samples: int) -> float | None:
+        """Return ln(samples); None for the sigmoid loss, with which a model that learns also begins with a
+        long rest at chance."""
+        return None if self._is_sigmoid else math.log(samples)
+
     def after_step(self) -> None:
         with torch.no_grad():
             self.model.logit_scale.clamp_(0, HIGHEST_LOGIT_SCALE)

@@ -113,6 +113,9 @@ class CtClipTask(Contrastive, Embedder):
         total = (both[0] + both[1]) / 2
         return Loss(total, total.new_tensor(len(similar)), {"logit_scale": scale.detach()})
 
+    def chance(self, samples: int) -> float | None:
+        return math.log(samples)
+
     def after_step(self) -> None:
         with torch.no_grad():
             self.model.temperature.clamp_(max=HIGHEST_LOGIT_SCALE)

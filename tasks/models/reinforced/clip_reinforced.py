@@ -20,6 +20,7 @@ alone, and where these are poor it rises while the model learns.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 from zlib import crc32
@@ -63,6 +64,7 @@ class ReinforcedTask(ClipTask):
         self._widths = [teacher.width for teacher in options.teachers]
         self._scales = [teacher.logit_scale for teacher in options.teachers]
         self._weights = options.loss_weights
+        self._kinds_of_text = 2 if options.synthetic_captions == "add" else 1
 
     def encode(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Encode the batch; all texts go through the text tower at once."""
@@ -91,6 +93,12 @@ class ReinforcedTask(ClipTask):
             "teacher_entropy": entropy,
         }
         return Loss(mean * weight, weight, logs)
+
+    def chance(self, samples: int) -> float | None:
+        """Return ln(samples) for each weighted part: a student that knows nothing is equally far from its
+        own text and from whatever the teachers say."""
+        weights = self._weights.contrastive + self._weights.distillation
+        return weights * self._kinds_of_text * math.log(samples)
 
     def _of_pairs(self, features: Features, scale: Tensor, texts: str) -> tuple[Tensor, Tensor, Tensor]:
         """Return the mean losses of the images with one kind of texts, and the teachers' entropy, which is

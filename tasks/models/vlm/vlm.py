@@ -231,6 +231,10 @@ class VlmTask(Task, Answerer):
         fill = (segments != PADDING).float().mean()
         return Loss(total, is_target.sum().float(), {"fill": fill})
 
+    def chance(self, samples: int) -> float | None:
+        """Return the logarithm of the number of tokens: a model that knows nothing expects each alike."""
+        return math.log(self.model.language.get_output_embeddings().weight.shape[0])
+
     def questions(self, members: Mapping[str, bytes]) -> list[Question]:
         pictures = [decode_image(members[name]) for name in _pictures(members)]
         asked, before = [], list[ChatMessage]()

@@ -1,0 +1,1 @@
+"""What a training that runs shows of its own mistakes."""
