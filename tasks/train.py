@@ -10,12 +10,12 @@ from prefect.artifacts import create_markdown_artifact
 from tasks import control, ownership
 from tasks.core import screen
 from tasks.core.units import number
-from tasks.diagnosis.run_doctor import findings_of
 from tasks.evaluation.fit import doubtful_classes
 from tasks.reporting.left_out import left_out
 from tasks.reporting.plots import summarize
 from tasks.runs import metrics, record
 from tasks.runs.data import version_path
+from tasks.runs.findings import findings_of
 from tasks.runs.folder import RunFolder
 from tasks.stage import Effect, StageResult, artifact_key, best_effort, shown
 from tasks.supervision import launch
@@ -70,17 +70,17 @@ def train(run: RunFolder, begun: Started | None = None) -> StageResult[TrainedRu
 
 class _TrainingNews:
     """Puts into the flow run's log, once each, why a training waits or stands still, and what is wrong
-    with it."""
+    with it or makes it slow."""
 
     def __init__(self, run: RunFolder) -> None:
         self._run = run
         self._reported: set[str] = set()
-        self._wrong = 0
+        self._doubts = 0
 
     def report(self, status: RunStatus) -> None:
-        for finding in status.wrong[self._wrong :]:
-            screen.warn("\n".join([f"{self._run.name}: the training is wrong", *finding.lines()]))
-        self._wrong = len(status.wrong)
+        for finding in status.doubts[self._doubts :]:
+            screen.warn("\n".join([f"{self._run.name}: look at this training", *finding.lines()]))
+        self._doubts = len(status.doubts)
         if not status.reason or status.reason in self._reported:
             return
         if status.state in ("queued", "running"):  # a running one was restarted

@@ -211,6 +211,7 @@ def _watch_facts(done: WatchResult) -> dict[str, object]:
         "seconds": round(done.seconds, 2),
         "checkpoint": done.checkpoint,
         "stalls": [one.to_json() for one in done.stalls],
+        "goodput": {name: round(spent, 2) for name, spent in done.goodput.spent.items()},
     }
 
 
@@ -231,6 +232,9 @@ def _watch_lines(done: WatchResult) -> Iterator[str]:
     if done.was_stopped:
         yield f"✗ watch: it stopped the training: {facts}"
         yield from verdict_of(done.stalls[-1])
+    elif done.exit_code == 0 and done.slow:
+        codes = ", ".join(one.code for one in done.slow)
+        yield f"! watch: it ended, and was slow ({codes}): exit code 0, {facts}"
     elif done.exit_code == 0 and (done.steps or done.checkpoint is not None):
         yield f"✓ watch: it ended well: exit code 0, {facts}"
     elif done.exit_code == 0:
@@ -238,3 +242,5 @@ def _watch_lines(done: WatchResult) -> Iterator[str]:
         yield "    fix    --progress PATTERN names the lines that show a step"
     else:
         yield f"✗ watch: exit code {done.exit_code}, {facts}"
+    if done.steps:
+        yield f"  {done.goodput}"

@@ -78,9 +78,9 @@ def _state_lines(one: RunStatus) -> Iterator[str]:
         yield f"    step {waiting.step:,} {waiting.task}: {waiting.waiting}"
     if (further := len(one.evaluations_waiting) - SHOWN) > 0:
         yield f"    {counted(further, 'further evaluation')} {'waits' if further == 1 else 'wait'}"
-    for finding in one.wrong:
+    for finding in one.doubts:
         yield f"  {MARKS[finding.severity]} {finding.code}: {finding.evidence['what']}"
-    if one.wrong:
+    if one.doubts:
         yield f"    what to do about it: tarmac doctor --run {one.run.handle}"
     if one.silent_s and one.phase is not None:
         silent = f"it has logged nothing for {duration(one.silent_s)}, in phase {one.phase.phase}"
@@ -136,7 +136,7 @@ def _row(one: RunStatus) -> dict[str, Any]:
         "replaced": one.replaced,
         "phase": one.phase.phase if one.phase is not None else None,
         "silent_s": round(one.silent_s, 1),
-        "wrong": [finding.code for finding in one.wrong],
+        "doubts": [finding.code for finding in one.doubts],
         "evaluations": len(one.evaluations),
         "evaluations_done": one.evaluations_done,
         "evaluations_waiting": [

@@ -255,12 +255,12 @@ def show_run(run: RunFolder, stages: Stages, began: float, as_json: bool) -> int
     from tasks.supervision.status import config_of, look_at_run
     from tasks.supervision.tracking import gathering
 
-    first, wrong = read_headline(run), look_at_run(run).wrong
-    is_ok = all(finding.severity != "error" for finding in wrong)
+    first, doubts = read_headline(run), look_at_run(run).doubts
+    is_ok = all(finding.severity != "error" for finding in doubts)
     if as_json:
         print_result(
             ok=is_ok,
-            findings=[asdict(finding) for finding in wrong],
+            findings=[asdict(finding) for finding in doubts],
             run=run.id,
             folder=str(run.path),
             report=str(run.report),
@@ -273,8 +273,8 @@ def show_run(run: RunFolder, stages: Stages, began: float, as_json: bool) -> int
         return 0 if is_ok else 1
     headline = str(first) if first is not None else "No evaluation was asked for."
     lines = ["", headline]
-    lines += [f"  {MARKS[one.severity]} {one.code}: {one.evidence['what']}" for one in wrong]
-    if wrong:
+    lines += [f"  {MARKS[one.severity]} {one.code}: {one.evidence['what']}" for one in doubts]
+    if doubts:
         lines.append(f"  next    tarmac doctor --run {run.handle}")
     lines.append(f"  report  {near(run.report)}")
     if run.best.exists():

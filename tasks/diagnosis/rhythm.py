@@ -41,11 +41,11 @@ class Rhythm:
     """The loss in the last line that had one: bars have none."""
     intervals: dict[Phase, deque[float]] = field(default_factory=dict)
 
-    def note(self, progress: Progress, now: float) -> None:
-        """Note a line that shows progress. The time between two lines belongs to the phase that ends with the
-        second."""
+    def note(self, progress: Progress, now: float) -> bool:
+        """Note a line that shows progress, and return whether it is new. The time between two lines belongs
+        to the phase that ends with the second."""
         if self._is_nothing_new(progress):
-            return
+            return False
         self.intervals.setdefault(self.phase, deque(maxlen=REMEMBERED)).append(now - self.since)
         if progress.phase == "step":
             self.steps += 1
@@ -54,6 +54,7 @@ class Rhythm:
         is_last = progress.done is not None and progress.done == progress.total
         self.phase = "end" if progress.phase == "step" and is_last else progress.phase
         self.since = now
+        return True
 
     def _is_nothing_new(self, progress: Progress) -> bool:
         """Return whether the line repeats the last one, as a bar does that is redrawn."""

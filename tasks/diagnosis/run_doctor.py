@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tasks.core import config as configs
-from tasks.core.files import read_json, read_lines
-from tasks.core.findings import Finding, Report, finding_of
+from tasks.core.files import read_json
+from tasks.core.findings import Finding, Report
 from tasks.core.process import Identity
 from tasks.diagnosis.examination import Examination
 from tasks.diagnosis.observation import procfs
@@ -23,6 +23,7 @@ from tasks.diagnosis.verdicts import Verdict, is_certain, judge, sentence_of
 from tasks.loader import worker_state
 from tasks.models.recipes import options_type
 from tasks.runs import phases, record
+from tasks.runs.findings import findings_of
 from tasks.runs.folder import RunFolder
 from tasks.runs.jobs import agent_is_alive
 from tasks.runs.plan import command_to_resume
@@ -113,13 +114,6 @@ def _gone(run: RunFolder, state: RunRecord, number: int) -> Finding:
         evidence["log"] = str(log)
     remedy, command = "it resumes from its newest checkpoint", command_to_resume(run)
     return Finding("process.gone", "error", remedy, evidence=evidence, command=command)
-
-
-def findings_of(run: RunFolder, attempt: int) -> list[Finding]:
-    """Return the findings of the agent in an attempt, and those of the training about itself, which no later
-    attempt gets past; oldest first."""
-    entries = read_lines(run.findings)[0]
-    return [finding_of(entry) for entry in entries if entry.get("attempt") == attempt or "step" in entry]
 
 
 def _worded(finding: Finding) -> Finding:

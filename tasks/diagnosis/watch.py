@@ -37,6 +37,7 @@ from tasks.diagnosis.examination import Examination
 from tasks.diagnosis.observation import procfs
 from tasks.diagnosis.passage import Passage
 from tasks.diagnosis.rhythm import Rhythm
+from tasks.diagnosis.slow import Goodput, SlowWatch
 from tasks.trainers import recognise
 from tasks.trainers.command import Command
 from tasks.trainers.contract import LogLine, Trainer
@@ -68,6 +69,9 @@ class WatchResult:
     stalls: Sequence[Examination] = ()
     checkpoint: str | None = None
     was_stopped: bool = False
+    goodput: Goodput = field(default_factory=Goodput)
+    slow: Sequence[Finding] = ()
+    """What made it slow, of the findings."""
 
 
 @dataclass
@@ -79,6 +83,7 @@ class _OutputListener:
     rhythm: Rhythm
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
     failures: list[str] = field(default_factory=list)
+    slow: SlowWatch | None = None
     _rest: bytes = b""
 
     def hear(self, part: bytes) -> None:
@@ -96,7 +101,9 @@ class _OutputListener:
             self.lines.append(line)
             progress = self.trainer.progress(line)
             if progress is not None:
-                self.rhythm.note(progress, time.monotonic())
+                now = time.monotonic()
+                if self.rhythm.note(progress, now) and self.slow is not None:
+                    self.slow.course.note(progress, now)
             elif self.trainer.failed(line):
                 self.failures.append(line)
 
@@ -130,11 +137,12 @@ def watch(
                     list(words), stdout=passage.out, stderr=passage.err, preexec_fn=signals.give_back
                 )
             except OSError as error:
-                raise UsageError(f"tarmac watch: {words[0]} cannot be started: {error.strerror}") from None
-            finally:
                 passage.start()
+                raise UsageError(f"tarmac watch: {words[0]} cannot be started: {error.strerror}") from None
+            slow = listener.slow = _slow_watch(process.pid, began, listener.log)
+            passage.start()
             signals.forward_to(process)
-            stalls = _attend(process, listener, show, stops)
+            stalls = _attend(process, listener, slow, show, stops)
             passage.finish()
     code, was_stopped = process.returncode, stops and bool(stalls)
     saved = _checkpoints_since(trainer, command, began_at)
@@ -151,7 +159,7 @@ def watch(
         code = int(was_stopped or any(one.severity == "error" for one in findings))
     causes = [finding for one in stalls for finding in one.verdict.report.findings]
     return WatchResult(
-        Report([*findings, *causes]),
+        Report([*findings, *causes, *slow.found]),
         128 - code if code < 0 else code,
         trainer.name,
         listener.rhythm.steps,
@@ -159,11 +167,24 @@ def watch(
         stalls,
         saved[-1] if saved else None,
         was_stopped,
+        slow.finish(time.monotonic()),
+        slow.found,
     )
 
 
+def _slow_watch(pid: int, began: float, log: Path) -> SlowWatch:
+    def examine() -> Sequence[Finding]:
+        return examination.examine_process(pid, log).verdict.report.findings
+
+    return SlowWatch(pid, began, examine)
+
+
 def _attend(
-    process: subprocess.Popen[bytes], listener: _OutputListener, show: Callable[[str], None], stops: bool
+    process: subprocess.Popen[bytes],
+    listener: _OutputListener,
+    slow: SlowWatch,
+    show: Callable[[str], None],
+    stops: bool,
 ) -> list[Examination]:
     """Wait for the end; examine the process where it is silent for too long, and show each stall once."""
     found: list[Examination] = []
@@ -177,6 +198,9 @@ def _attend(
         if stalled is not None and rhythm.since > stalled[1]:
             show(f"✓ goes on after {rhythm.since - stalled[1]:.0f} s ({stalled[0]})")
             stalled = None
+        if stalled is None:
+            for finding in slow.look(now):
+                show("\n".join(["! slow", *finding.lines()]))
         if stalled is not None or not (rhythm.is_suspicious(now) or activity.idle_s(now) > IDLE_S):
             continue
         examined = examination.examine_process(process.pid, listener.log)

@@ -81,7 +81,7 @@ def _findings(evidence: RunContents) -> Iterator[Note]:
     trained = evidence.record.trained if evidence.record is not None else 0
     for finding in evidence.findings:
         is_earlier = isinstance(finding.get("attempt"), int) and finding["attempt"] < trained
-        if is_earlier and "step" not in finding:
+        if is_earlier and finding.get("by") != "training":
             continue  # a later attempt got past it
         severity = str(finding.get("severity", "info"))
         tone = TONES.get(severity, "")

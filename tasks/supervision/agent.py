@@ -26,6 +26,7 @@ from typing import NoReturn
 from tasks.core import config as configs
 from tasks.core.errors import TarmacError, Withdrawn
 from tasks.core.files import disk_full_as_error
+from tasks.core.findings import Finding
 from tasks.core.lock import Lease, holder_of
 from tasks.core.schema import Train
 from tasks.diagnosis.observation.machine import oom_kills
@@ -41,6 +42,7 @@ from tasks.supervision.chores import Chores
 from tasks.supervision.evaluation_jobs import Evaluations
 from tasks.supervision.evaluations import Training
 from tasks.supervision.journal import AttemptJournal
+from tasks.supervision.slowness import Slowness
 from tasks.supervision.standstill import GoesOn, Stalled, Standstill
 from tasks.supervision.status import look_at_run, pause_after
 from tasks.supervision.success import (
@@ -313,7 +315,7 @@ class Agent:
         self, ranks: trainer.RunningRanks, evaluations: Evaluations
     ) -> tuple[Sequence[RankEnd], str | None]:
         """Return how the ranks ended, and the verdict on the standstill for which they were ended, if any."""
-        watch = Standstill(self._run, self._journal.number)
+        watch, slowness = Standstill(self._run, self._journal.number), Slowness(self._run)
         pids = [identity.pid for identity in ranks.identities]
         deadline: float | None = None
         stalled: str | None = None
@@ -329,6 +331,7 @@ class Agent:
             news = self._chores.do("the watch", lambda: watch.look(pids), None)
             self._chores.do("the news of the watch", functools.partial(self._record_news, news), None)
             self._chores.do("sanity.jsonl", self._journal.copy_sanity, None)
+            self._chores.do("the pace", lambda: self._record_slow(slowness.look(pids)), None)
             acts = reason is None and self._train.on_stall != "report"
             if acts and isinstance(news, Stalled) and not news.is_paused:
                 stalled = news.reason
@@ -345,6 +348,12 @@ class Agent:
         elif isinstance(news, GoesOn):
             logger.info("the training goes on")
             self._journal.set_state("running")
+
+    def _record_slow(self, findings: Sequence[Finding]) -> None:
+        for finding in findings:
+            logger.warning("%s", "\n".join(finding.lines()))
+        if findings:
+            self._journal.add_findings(findings, "pace")
 
     def _observe_end(
         self, ends: Sequence[RankEnd], first_failed: int | None, reached: int, stalled: str | None

@@ -11,10 +11,11 @@ from typing import Any
 
 from tasks.core.engines.slurm_queue import own_job
 from tasks.core.files import append_line, read_lines, write_json
-from tasks.core.findings import Finding
+from tasks.core.findings import Finding, finding_of
 from tasks.core.lock import Lease
 from tasks.core.process import Identity
 from tasks.runs import ledger, phases, provenance, record
+from tasks.runs.findings import Finder, read_findings
 from tasks.runs.folder import RunFolder
 from tasks.runs.jobs import CONTROLLER, Job
 from tasks.runs.record import ASIDE, UNDER_WAY, Attempt, RunRecord, State
@@ -80,11 +81,11 @@ class AttemptJournal:
         if (self.record.state, self.record.reason) != (state, reason):
             self._save(self.record.having(state=state, reason=reason))
 
-    def add_findings(self, findings: Sequence[Finding]) -> None:
+    def add_findings(self, findings: Sequence[Finding], by: Finder = "agent") -> None:
         """Append findings to `findings.jsonl`."""
         self._lease.require()
         for finding in findings:
-            line = {**asdict(finding), "attempt": self.number, "t": time.time()}
+            line = {**asdict(finding), "by": by, "attempt": self.number, "t": time.time()}
             append_line(self._run.findings, json.dumps(line, ensure_ascii=False))
 
     def copy_sanity(self) -> None:
@@ -92,10 +93,9 @@ class AttemptJournal:
         if not self._run.sanity.exists():
             return
         if self._copied is None:
-            self._copied = sum("step" in line for line in read_lines(self._run.findings)[0])
+            self._copied = sum(line.get("by") == "training" for line in read_findings(self._run))
         for line in read_lines(self._run.sanity)[0][self._copied :]:
-            self._lease.require()
-            append_line(self._run.findings, json.dumps({**line, "attempt": self.number}, ensure_ascii=False))
+            self.add_findings([finding_of(line)], "training")
             self._copied += 1
 
     def training_ended(

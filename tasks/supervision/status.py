@@ -13,13 +13,14 @@ from pathlib import Path
 
 from tasks.core import config as configs
 from tasks.core.errors import DataError, TarmacError
-from tasks.core.files import read_json, read_lines
-from tasks.core.findings import Finding, finding_of
+from tasks.core.files import read_json
+from tasks.core.findings import Finding
 from tasks.core.lock import holder_of
 from tasks.core.schema import Config
 from tasks.evaluation.best import BestCheckpoint, is_due, standing
 from tasks.runs import ledger, metrics, phases, record
 from tasks.runs.checkpoints import CheckpointListing
+from tasks.runs.findings import doubts_about
 from tasks.runs.folder import RunFolder, list_runs
 from tasks.runs.jobs import agent_is_alive, job_in
 from tasks.runs.ledger import LedgerEntry
@@ -79,8 +80,8 @@ class RunStatus:
     """Seconds since the training last wrote what it is doing; 0 where that is not long, or none runs."""
     stalled_s: float = 0.0
     """The same for a training that its agent calls stalled."""
-    wrong: Sequence[Finding] = ()
-    """What the training has found wrong with itself, without what is for information only."""
+    doubts: Sequence[Finding] = ()
+    """What is wrong with the training although it goes on, or makes it slow."""
     queue: str = ""
     """A note that the agent waits in Slurm's queue, and why in Slurm's words; empty where it does not."""
 
@@ -194,7 +195,7 @@ def look_at_run(run: RunFolder) -> RunStatus:
         best=standing(run, config),
         silent_s=silent_s if state.state == "running" else 0.0,
         stalled_s=silent_s if state.state == "stalled" else 0.0,
-        wrong=[one for one in map(finding_of, read_lines(run.sanity)[0]) if one.severity != "info"],
+        doubts=doubts_about(run),
         queue=_waiting(run, state) if alive else "",
     )
 

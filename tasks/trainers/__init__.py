@@ -78,6 +78,7 @@ fairseq as `epoch 001:    100 / 1102 loss=9.4, ...`.
 
 TARMAC = Trainer(
     name="tarmac",
+    workers_option="loader.workers: N",
     recognises=_is_tarmac,
     lines=(LogLine("step", re.compile(r"\btrain\s+(?P<done>[\d,]+)\s*/\s*(?P<total>[\d,]+) steps")),),
 )
@@ -158,6 +159,7 @@ def _trainer_state(command: Command) -> Reached | None:
 
 HUGGING_FACE = Trainer(
     name="Hugging Face Trainer",
+    workers_option="--dataloader_num_workers N",
     recognises=_is_hugging_face,
     lines=_LINES,
     checkpoints=lambda command: _weights(command, "checkpoint-*"),
@@ -176,6 +178,7 @@ ACCELERATE = Trainer(
 
 YOLO = Trainer(
     name="YOLO",
+    workers_option="workers=N",
     recognises=lambda command: (
         (command.program == "yolo" and "train" in command.arguments[:2])
         or bool(_YOLO_IMPORT.search(command.text))
@@ -198,6 +201,7 @@ boxes' in a detection."""
 
 FAIRSEQ = Trainer(
     name="fairseq",
+    workers_option="--num-workers N",
     recognises=lambda command: command.program in ("fairseq-train", "fairseq-hydra-train"),
     lines=_LINES,
     checkpoints=lambda command: (

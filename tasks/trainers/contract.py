@@ -170,6 +170,8 @@ class Trainer:
     """Whether every successful training has logged at least one step."""
     reached: Callable[[Command], Reached | None] = lambda command: None
     """Returns how far the training of a command has come by the record that the trainer keeps."""
+    workers_option: str = "DataLoader(num_workers=N)"
+    """Where a user sets the number of loader workers, N."""
     probe: str | None = None
     webdataset: str = ""
     """The versions of webdataset that the trainer works with, in pip's notation."""

@@ -156,6 +156,7 @@ _REINFORCED_FILTER = replace(
 
 OPEN_CLIP = Trainer(
     name="open_clip",
+    workers_option="--workers N",
     recognises=_is_open_clip,
     data=_data,
     rules=lambda command: (_FILTER,),

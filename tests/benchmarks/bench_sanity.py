@@ -69,7 +69,13 @@ def share(name: str, folder: Path) -> tuple[float, float]:
     os.chdir(folder)
     example, config, keys = CASES[name]
     examples.write_example(example, Path("data/raw") / example)
-    overrides = (*keys, "evaluate=null", "track.mode=disabled", "train.checkpoint_every=200", "train.threads=2")
+    overrides = (
+        *keys,
+        "evaluate=null",
+        "track.mode=disabled",
+        "train.checkpoint_every=200",
+        "train.threads=2",
+    )
     settings = load_config(ROOT / "configs" / config, overrides)
     run = plan(settings, build(settings).version)
     set_workers(run, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+from collections import Counter
 from pathlib import Path
 
 from tasks.core.units import counted, format_duration, size
@@ -400,10 +401,53 @@ def _loader_bound(signs: Signs) -> Support | None:
     if main is None or not signs.is_delivered or not signs.is_waiting_for_data or signs.runs(main):
         return None
     waits = main.share("poll_schedule_timeout", "do_poll", "do_sys_poll", *LOCKS)
+    workers, cores = len(signs.living_workers), os.cpu_count() or 1
+    used = sum(one.cpu for one in signs.readers)
+    option = signs.trainer.workers_option
+    more = min(max(2 * workers, 2), cores)
+    remedy = (
+        f"take more workers, {option.replace('N', str(more))}: {cores - used:.0f} of {cores} cores are free"
+    )
+    if cores - used < 1 or more <= workers:
+        remedy = "give each sample less work: smaller stored images, uncompressed arrays, a lighter transform"
     return Support(
         f"it trains, and waits for data {waits:.0%} of the time",
-        "tarmac bench finds the number of workers that feeds it",
-        {"read": f"{size(signs.read_rate)}/s", "workers": len(signs.living_workers)},
+        remedy,
+        {"read": f"{size(signs.read_rate)}/s", "workers": workers, **_stage(signs)},
+    )
+
+
+def _stage(signs: Signs) -> dict[str, str]:
+    """Return where Tarmac's own workers spend their time, as far as they report it."""
+    stages = Counter(state.stage for state in signs.seen.states or ())
+    if not stages:
+        return {}
+    stage, count = stages.most_common(1)[0]
+    return {"stage": f"{count} of {counted(sum(stages.values()), 'worker')}: {stage}"}
+
+
+def _straggler(signs: Signs) -> Support | None:
+    """Find one worker that works while all others wait to be asked, and the rank waits for it: batches come
+    in the workers' order. Or one rank that waits for its data while the others wait for it."""
+    main, workers = signs.main, signs.living_workers
+    if main is None or not signs.is_delivered or not signs.is_waiting_for_data or signs.runs(main):
+        return None
+    if signs.is_main_waited_for:
+        return Support(
+            f"rank {main.rank} waits for its data, and the other ranks wait for it",
+            "give its node and its part of the data a look: a slower disk, fewer cores, larger samples",
+            {"workers": len(signs.living_workers), "read": f"{size(signs.read_rate)}/s"},
+            {"rank": main.rank},
+        )
+    busy = [one for one in workers if signs.runs(one) or one.share(*DISKS) >= STEADY]
+    idle = [one for one in workers if one.share(*POLLS, *LOCKS) >= STEADY]
+    if len(workers) < 2 or len(busy) != 1 or len(idle) < len(workers) - 1:
+        return None
+    return Support(
+        f"1 of {len(workers)} workers works all the time, and the rank waits for it; the others are idle",
+        "look what its samples have that others lack: batches come in order, so one slow sample holds up all",
+        {"worker": f"pid {busy[0].pid}, {busy[0].cpu:.1f} cores", "stack": signs.own_call(busy[0])},
+        {"worker": busy[0].pid},
     )
 
 
@@ -436,5 +480,6 @@ LOADING = (
     ),
     Cause("disk.slow", "error", _disk, (_disk_is_fast,)),
     Cause("worker.deadlock", "error", _deadlock, (_batches_come, _all_workers_work, _workers_are_served)),
-    Cause("loader.bound", "warning", _loader_bound),
+    Cause("loader.straggler", "warning", _straggler),
+    Cause("loader.bound", "warning", _loader_bound, yields_to=("loader.straggler",)),
 )

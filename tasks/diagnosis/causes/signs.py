@@ -382,8 +382,10 @@ class Signs:
 
 
 def own_call(calls: Sequence[str]) -> str | None:
-    """Return the innermost of these calls that is neither Python's nor torch's."""
-    return next((call for call in calls if not any(name in call for name in LIBRARY_CALLS)), None)
+    """Return the innermost of these calls that is neither Python's nor torch's. What is below the loop of a
+    forked worker is its parent's."""
+    own = takewhile(lambda call: "_worker_loop" not in call, calls)
+    return next((call for call in own if not any(name in call for name in LIBRARY_CALLS)), None)
 
 
 def _is_stopped(process: ObservedProcess) -> bool:

@@ -33,6 +33,17 @@ def memory_of(pid: int) -> Memory:
     return Memory(whole.total, whole.total - whole.available, _kills(folders[0]) if folders else None)
 
 
+def memory_left(pid: int) -> int:
+    """Return the bytes that the process and its children may still take before one is killed; the cache of
+    files counts as free."""
+    left: int = psutil.virtual_memory().available
+    for limit, file in cgroup_limits(pid):
+        used = _number(file.with_name("memory.current")) or _number(file.with_name("memory.usage_in_bytes"))
+        cache = _pairs(file.with_name("memory.stat"))
+        left = min(left, limit - (used or 0) + cache.get("file", cache.get("total_cache", 0)))
+    return max(left, 0)
+
+
 def cgroup_limits(pid: int) -> list[tuple[int, Path]]:
     """Return the memory limits of the process's cgroup and those above it, v1 or v2, each with its file."""
     names = ("memory.max", "memory.limit_in_bytes")

@@ -144,6 +144,13 @@ def observe(
     return seen
 
 
+def find_ranks(pid: int) -> list[int]:
+    """Return the training processes of the family of `pid`, in the order of their ranks."""
+    members = procfs.family(pid)
+    numbers = _ranks(pid, members, {member: procfs.argv(member) for member in members})
+    return sorted(numbers, key=numbers.__getitem__)
+
+
 def read_log(path: Path) -> Log | None:
     """Return the last lines of a log, or None where it cannot be read or is no regular file."""
     try:
