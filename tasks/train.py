@@ -15,8 +15,8 @@ from tasks.reporting.left_out import left_out
 from tasks.reporting.plots import summarize
 from tasks.runs import metrics, record
 from tasks.runs.data import version_path
-from tasks.runs.findings import findings_of
 from tasks.runs.folder import RunFolder
+from tasks.runs.run_findings import findings_of
 from tasks.stage import Effect, StageResult, artifact_key, best_effort, shown
 from tasks.supervision import launch
 from tasks.supervision.beforehand import doubts

@@ -23,11 +23,11 @@ from tasks.diagnosis.verdicts import Verdict, is_certain, judge, sentence_of
 from tasks.loader import worker_state
 from tasks.models.recipes import options_type
 from tasks.runs import phases, record
-from tasks.runs.findings import findings_of
 from tasks.runs.folder import RunFolder
 from tasks.runs.jobs import agent_is_alive
 from tasks.runs.plan import command_to_resume
 from tasks.runs.record import RunRecord
+from tasks.runs.run_findings import findings_of
 
 
 def examine_run(run: RunFolder, seconds: float = SECONDS) -> Examination:

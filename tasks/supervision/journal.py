@@ -15,10 +15,10 @@ from tasks.core.findings import Finding, finding_of
 from tasks.core.lock import Lease
 from tasks.core.process import Identity
 from tasks.runs import ledger, phases, provenance, record
-from tasks.runs.findings import Finder, read_findings
 from tasks.runs.folder import RunFolder
 from tasks.runs.jobs import CONTROLLER, Job
 from tasks.runs.record import ASIDE, UNDER_WAY, Attempt, RunRecord, State
+from tasks.runs.run_findings import Finder, read_findings
 
 
 class AttemptJournal:

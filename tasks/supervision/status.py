@@ -20,12 +20,12 @@ from tasks.core.schema import Config
 from tasks.evaluation.best import BestCheckpoint, is_due, standing
 from tasks.runs import ledger, metrics, phases, record
 from tasks.runs.checkpoints import CheckpointListing
-from tasks.runs.findings import doubts_about
 from tasks.runs.folder import RunFolder, list_runs
 from tasks.runs.jobs import agent_is_alive, job_in
 from tasks.runs.ledger import LedgerEntry
 from tasks.runs.phases import Phase
 from tasks.runs.record import OVER, RunRecord, State
+from tasks.runs.run_findings import doubts_about
 from tasks.supervision.evaluations import WantedEvaluation, wanted_of
 from tasks.supervision.result_files import once_per_version, result_of
 

@@ -17,7 +17,7 @@ from tasks.loader.batches import open_split
 from tasks.runs.folder import RunFolder
 from tasks.training.sanity.inputs import JUDGED_TEXTS, Pictures, SampleOrder, Texts, same_on_several_ranks
 from tasks.training.sanity.leak import find_leak
-from tasks.training.sanity.weights import Fingerprint, Gradients
+from tasks.training.sanity.weights import Gradients, WeightSample
 from tests.conftest import digits_config
 
 PADDED = torch.zeros(16, dtype=torch.int64)
@@ -127,7 +127,7 @@ def test_weights_and_gradients() -> None:
     torch.manual_seed(0)
     model = nn.ModuleDict({"vision": nn.Linear(64, 8), "text": nn.Linear(64, 8)})
     parts = {part: list(module.named_parameters()) for part, module in model.items()}
-    before = Fingerprint.of(parts)
+    before = WeightSample.of(parts)
     gradients = Gradients(parts, before.judged)
     found = []
     for _ in range(3):
@@ -138,7 +138,7 @@ def test_weights_and_gradients() -> None:
     assert [(one.code, one.where) for one in found] == [("gradients.vanishing", {"part": "vision"})]
     with torch.no_grad():
         model["text"].weight += 1e-6
-    assert before.moved(Fingerprint.of(parts)) == {"vision": 0.0, "text": 1.0}
+    assert before.moved(WeightSample.of(parts)) == {"vision": 0.0, "text": 1.0}
 
 
 @pytest.mark.parametrize("is_private", [False, True])

@@ -403,12 +403,9 @@ def _loader_bound(signs: Signs) -> Support | None:
     waits = main.share("poll_schedule_timeout", "do_poll", "do_sys_poll", *LOCKS)
     workers, cores = len(signs.living_workers), os.cpu_count() or 1
     used = sum(one.cpu for one in signs.readers)
-    option = signs.trainer.workers_option
-    more = min(max(2 * workers, 2), cores)
-    remedy = (
-        f"take more workers, {option.replace('N', str(more))}: {cores - used:.0f} of {cores} cores are free"
-    )
-    if cores - used < 1 or more <= workers:
+    option = signs.trainer.workers_option.replace("N", str(max(2 * workers, 2)))
+    remedy = f"take more workers, {option}: its loader uses {used:.1f} of {cores} cores"
+    if cores - used < 1:
         remedy = "give each sample less work: smaller stored images, uncompressed arrays, a lighter transform"
     return Support(
         f"it trains, and waits for data {waits:.0%} of the time",

@@ -37,7 +37,7 @@ from tasks.training.ranks import Ranks
 from tasks.training.sanity import weights
 from tasks.training.sanity.inputs import Pictures, SampleOrder, Texts, digest_of, same_on_several_ranks
 from tasks.training.sanity.leak import find_leak
-from tasks.training.sanity.weights import Fingerprint, Gradients
+from tasks.training.sanity.weights import Gradients, WeightSample
 from tasks.training.step import Step, StepResult
 
 EVERY = 64
@@ -90,7 +90,7 @@ class Sanity:
             parts.setdefault(recipe.part_of(name), []).append((name, parameter))
         self._parts = parts
         self._trained = frozenset(parts) - config.train.frozen
-        self._first_weights = Fingerprint.of(parts)
+        self._first_weights = WeightSample.of(parts)
         self._gradients = Gradients(
             {part: given for part, given in parts.items() if part in self._trained},
             self._first_weights.judged,
@@ -224,7 +224,7 @@ class Sanity:
         return ", ".join(words for words, code in sound.items() if code not in found) or "nothing is sound"
 
     def _of_weights(self) -> Iterator[Finding]:
-        moved = self._first_weights.moved(Fingerprint.of(self._parts))
+        moved = self._first_weights.moved(WeightSample.of(self._parts))
         for part, share in moved.items():
             if part not in self._trained and share:
                 yield weights.changed_although_frozen(part, share)
@@ -240,7 +240,7 @@ class Sanity:
             return
         averages = dict(saved.named_parameters())
         followed = self._first_weights.moved(
-            Fingerprint.of(
+            WeightSample.of(
                 {part: [(name, averages[name]) for name, _ in given] for part, given in self._parts.items()}
             )
         )

@@ -1,6 +1,6 @@
 """Checks what a step does to the weights: every trained part gets gradients and changes, no frozen part does.
 
-A fingerprint holds some thousand weights of each part, so it costs neither memory nor time that anybody
+A sample of weights holds some thousand of each part, so it costs neither memory nor time that anybody
 notices, and a part that learns has changed in it after a few steps.
 """
 
@@ -31,16 +31,16 @@ Parts = Mapping[str, list[tuple[str, nn.Parameter]]]
 
 
 @dataclass(frozen=True)
-class Fingerprint:
+class WeightSample:
     """Some weights of each part: by the parameter's name, [weights] on the CPU."""
 
     by_part: Mapping[str, Mapping[str, Tensor]]
 
     @classmethod
-    def of(cls, parts: Parts) -> Fingerprint:
+    def of(cls, parts: Parts) -> WeightSample:
         return cls({part: {name: _some(p) for name, p in _largest(given)} for part, given in parts.items()})
 
-    def moved(self, other: Fingerprint) -> dict[str, float]:
+    def moved(self, other: WeightSample) -> dict[str, float]:
         """Return by part the largest share of changed weights in any of its tensors."""
         return {
             part: max(
