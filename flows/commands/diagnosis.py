@@ -242,5 +242,5 @@ def _watch_lines(done: WatchResult) -> Iterator[str]:
         yield "    fix    --progress PATTERN names the lines that show a step"
     else:
         yield f"✗ watch: exit code {done.exit_code}, {facts}"
-    if done.steps:
+    if done.steps and not done.was_stopped:
         yield f"  {done.goodput}"

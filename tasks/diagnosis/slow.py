@@ -222,7 +222,7 @@ MEMORY_COST = 0.005
 """The share of one core that counting the pages of all processes may take: 25 ms per GB."""
 LEAST_MEMORY_S = 40.0
 LEAST_LOOKS = 4
-LEAST_GROWTH = 0.05
+LEAST_GROWTH = 0.02
 """Growth that counts, as a share of the memory that is left."""
 SOON_S = 48 * 3600.0
 MOST_LOOKS = 400
