@@ -231,6 +231,7 @@ def _after(seconds: float) -> Callable[[], bool]:
     return lambda: time.monotonic() - began > seconds
 
 
+VALIDATES = frozenset({"validation.rank0"})
 INPUT, LOCK, MISSING, PAUSED, PRODUCER, LOOPING, SPINNING, DOWNLOAD, DEADLOCK, FULL, CHECKPOINT = (
     frozenset({code})
     for code in (
@@ -298,6 +299,8 @@ STALLS = (
         PAUSED,
     ),
     Stall("a rank asks, the other reduces", _one_asks, INPUT),
+    Stall("one rank validates, the other waits", lambda folder: _ranks(folder, "one_rank_validates", "step 0", settle_s=5), VALIDATES, needs_stacks=True),
+    Stall("one rank runs its trainer's validation loop (held out)", lambda folder: _ranks(folder, "one_rank_validates_held_out", "step 0", settle_s=5), VALIDATES, needs_stacks=True),
     Stall("a producing thread is dead", partial(program, kind="dead_thread", ready="Exception in thread"), PRODUCER, needs_stacks=True),
     Stall("a producing process is dead", partial(program, kind="dead_process", ready="step 19"), PRODUCER, needs_stacks=True),
     Stall("a pool lost its task (held out)", partial(program, kind="dead_pool_held_out", ready="step 19"), PRODUCER, needs_stacks=True),

@@ -162,6 +162,34 @@ def one_rank_prepares() -> None:
     dist.barrier()
 
 
+def one_rank_validates() -> None:
+    _validated_by(evaluate)
+
+
+def one_rank_validates_held_out() -> None:
+    _validated_by(Trainer().validation_loop)
+
+
+def evaluate() -> None:
+    while True:
+        MODEL(torch.randn(64, 256)).sum()
+
+
+class Trainer:
+    def validation_loop(self) -> None:
+        evaluate()
+
+
+def _validated_by(function: Any) -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    print("step 0", flush=True)
+    if dist.get_rank() == 0:
+        function()
+    dist.barrier()
+
+
 # --- a producer that is dead
 
 

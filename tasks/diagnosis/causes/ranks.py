@@ -14,6 +14,8 @@ QUEUE_CALLS = ("get (queue.py", "get (multiprocessing/queues.py", "get (multipro
 """Calls in which a consumer waits for what a producer is to deliver."""
 IDLE_CALLS = ("get (multiprocessing/queues.py", "get (queue.py", "recv (multiprocessing/connection.py")
 _THREAD_DIED = re.compile(r"^Exception in thread (?P<name>[^:]+)")
+_VALIDATES = re.compile(r"(?i)(?:\w+\.)*_?(?:evaluat|validat|eval_|test_epoch|zero_shot)\w*(?:\.\w+)* \(")
+"""A call of a function that evaluates, by its name."""
 _NODES = re.compile(r"--nnodes[= ](?P<nodes>\d+)")
 LAUNCHERS = ("torchrun", "torch.distributed.run", "torch/distributed/run.py", "torch.distributed.launch")
 
@@ -170,6 +172,25 @@ def _desync(signs: Signs) -> Support | None:
     )
 
 
+def _one_validates(signs: Signs) -> Support | None:
+    """Find a rank that evaluates while others wait for it in a collective."""
+    main = signs.main
+    if main is None or not signs.is_main_waited_for:
+        return None
+    call = next((call for call in main.stack or () if _VALIDATES.match(call)), None)
+    if call is None:
+        return None
+    waiting = sum(map(signs.in_collective, signs.ranks))
+    return Support(
+        f"rank {main.rank} evaluates, and {counted(waiting, 'other rank')} "
+        f"{'waits' if waiting == 1 else 'wait'} for it in a collective",
+        "let each rank evaluate a part, or evaluate checkpoints in a job beside it; the process group's timeout "
+        "ends a longer wait",
+        {"stack": call},
+        {"rank": main.rank},
+    )
+
+
 def _caller(rank: ObservedProcess) -> str:
     """Return the innermost call of a rank that is not torch's."""
     own = (call for call in rank.stack or () if not any(one in call for one in TORCH_CALLS))
@@ -193,6 +214,7 @@ def _one_waits_outside(signs: Signs) -> str | None:
 
 
 RANKS = (
+    Cause("validation.rank0", "warning", _one_validates),
     Cause("rank.paused", "error", _paused, (_nobody_is_paused,)),
     Cause("ranks.missing", "error", _missing, (_all_ranks_are_here,)),
     Cause("producer.dead", "error", _dead_producer, yields_to=("worker.killed", "worker.crashed")),

@@ -11,8 +11,8 @@ from zlib import crc32
 
 import numpy as np
 
+from tasks.core.errors import TarmacError
 from tasks.core.findings import Finding, Severity
-from tasks.loader.bad import BadSampleError
 from tasks.loader.indexed import IndexedReader
 
 MOST_EXAMINED = 128
@@ -62,11 +62,11 @@ def find_leak(held_out: IndexedReader, trained: IndexedReader, *, is_private: bo
 
 
 def _content(reader: IndexedReader, number: int) -> tuple[str, int | None]:
-    """Return the key of a sample, and a digest of its members; None where it is bad. JSON beside a text is
-    left out, because it often holds the name of the file that the sample was made of."""
+    """Return the key of a sample, and a digest of its members; None where it cannot be read. JSON beside a
+    text is left out, because it often holds the name of the file that the sample was made of."""
     try:
         sample = reader.read(number)
-    except BadSampleError:
+    except TarmacError:
         return "", None
     digest = 0
     for name, data in sorted(sample.members.items()):

@@ -15,13 +15,14 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tasks.core.errors import TarmacError
 from tasks.core.files import append_line, read_lines
 from tasks.core.findings import Finding
 from tasks.core.schema import Config
@@ -304,13 +305,14 @@ class Sanity:
     def _is_augmented(self) -> bool:
         """Return whether the transform for training gives another view with another seed."""
         data = self._feed.data
-        reader = open_split(data.version, TRAIN, data.quarantined)
         transform = self._feed.shapes.transform(is_train=True)
-        for number in range(min(len(reader), 4)):
-            members = reader.read(number).members
-            one, other = (transform(members, seed) for seed in (1, 2))
-            if any(not torch.equal(one[name], other[name]) for name in one if isinstance(one[name], Tensor)):
-                return True
+        with suppress(TarmacError):  # as of a bad sample, which is the loader's to report
+            reader = open_split(data.version, TRAIN, data.quarantined)
+            for number in range(min(len(reader), 4)):
+                members = reader.read(number).members
+                one, other = (transform(members, seed) for seed in (1, 2))
+                if any(isinstance(v, Tensor) and not torch.equal(v, other[name]) for name, v in one.items()):
+                    return True
         return False
 
     def _report(self, number: int, findings: Iterable[Finding]) -> None:
