@@ -99,7 +99,10 @@ def _state(signs: Signs, findings: list[Finding]) -> State:
     if findings:
         return "works"
     main = signs.main
-    if main is not None and ((signs.runs(main) and not signs.in_collective(main)) or signs.is_delivered):
+    # Without stacks, a rank that computes may be what others wait for, or wait itself in a collective.
+    is_plain = main is not None and (main.stack is not None or all(map(signs.runs, signs.ranks)))
+    runs = main is not None and signs.runs(main) and not signs.in_collective(main) and is_plain
+    if runs or (main is not None and signs.is_delivered):
         return "works"
     log = signs.seen.log
     is_fresh = log is not None and log.quiet_s < signs.seen.seconds and bool(log.lines)
@@ -117,7 +120,7 @@ def _computing(signs: Signs) -> list[Finding]:
     main = signs.main
     if main is None or not signs.runs(main) or not (signs.is_served or signs.progress):
         return []
-    if any(one.share(*DISKS) >= 0.3 for one in signs.readers):
+    if any(one.share(*DISKS) >= 0.3 for one in signs.readers) or not all(map(signs.runs, signs.ranks)):
         return []
     evidence = {
         "what": "it computes, and nothing holds it up",

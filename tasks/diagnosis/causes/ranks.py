@@ -184,8 +184,8 @@ def _one_validates(signs: Signs) -> Support | None:
     return Support(
         f"rank {main.rank} evaluates, and {counted(waiting, 'other rank')} "
         f"{'waits' if waiting == 1 else 'wait'} for it in a collective",
-        "let each rank evaluate a part, or evaluate checkpoints in a job beside it; the process group's timeout "
-        "ends a longer wait",
+        "let each rank evaluate a part, or evaluate checkpoints in a job beside it; a longer wait than "
+        "the process group's timeout ends the training",
         {"stack": call},
         {"rank": main.rank},
     )
