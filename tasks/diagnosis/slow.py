@@ -254,9 +254,9 @@ class MemoryWatch:
         _take(self._sizes, {pid: procfs.numbers(pid, "status").get("RssAnon") for pid in pids}, now)
         if now < self._next_shares:
             return True
-        began = time.monotonic()
+        began = time.thread_time()
         _take(self._shares, {pid: procfs.numbers(pid, "smaps_rollup").get("Pss_Anon") for pid in pids}, now)
-        self._next_shares = now + max(2 * MEMORY_EVERY_S, (time.monotonic() - began) / MEMORY_COST)
+        self._next_shares = now + max(2 * MEMORY_EVERY_S, (time.thread_time() - began) / MEMORY_COST)
         return True
 
     def finding(self, left_bytes: int) -> Finding | None:

@@ -247,7 +247,7 @@ def _exchanged_pictures() -> None:
 
 
 PLANTED = (
-    Case("captions of other pictures", "clip", frozenset({"labels.misaligned"}), (), _shuffled("captions.csv", ("caption",))),
+    Case("captions of other pictures", "clip", frozenset({"labels.misaligned"}), ("train.checkpoint_every=50",), _shuffled("captions.csv", ("caption",))),
     Case("black pictures", "clip", frozenset({"images.constant"}), (), _black_pictures),
     Case("pictures normalised twice", "clip", frozenset({"images.constant"}), patch=_normalised_twice),
     Case("pictures not normalised", "clip", frozenset({"images.constant"}), patch=_not_normalised),
@@ -268,7 +268,7 @@ PLANTED = (
     Case("volumes divided twice", "ct_clip", frozenset({"images.constant"}), patch=_divided_twice),
     Case("no gradient for the report tower", "ct_clip", frozenset({"weights.unmoved"}), patch=_detached_reports),
     Case("answers to other pictures", "vlm", frozenset({"labels.misaligned"}), (), _shuffled_answers),
-    Case("pictures of other samples", "clip_reinforced", frozenset({"labels.misaligned"}), patch=_exchanged_pictures),
+    Case("pictures of other samples", "clip_reinforced", frozenset({"labels.misaligned"}), ("train.checkpoint_every=50",), patch=_exchanged_pictures),
     Case("two ranks read alike", "clip", frozenset({"order.repeated"}), patch=_ranks_read_alike, ranks=2),
 )  # fmt: skip
 HEALTHY = (
@@ -281,7 +281,7 @@ HEALTHY = (
     Case("clip as a stream", "clip", overrides=("loader.reader=streaming",)),
     Case("clip in small batches", "clip", overrides=("train.batch_size=16",)),
     Case("clip with the sigmoid loss", "clip", overrides=("train.steps=400", "train.checkpoint_every=200", "train.model={name: tarmac/digits, loss: siglip}")),
-    Case("clip with a constant rate", "clip", overrides=("train.schedule=constant", "train.warmup=0")),
+    Case("clip with a constant rate", "clip", overrides=("train.schedule=constant",)),
     Case("clip at a low rate", "clip", overrides=("train.lr=3e-5",)),
     Case("clip at a high rate", "clip", overrides=("train.lr=5e-3", "train.grad_clip=1.0")),
     Case("clip, shuffled by sample", "clip", overrides=("loader.shuffle=samples",)),

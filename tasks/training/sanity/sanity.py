@@ -253,9 +253,8 @@ class Sanity:
     def _mismatched(self) -> Iterator[Finding]:
         """Compare the loss of the last batch with that of its pictures paired with other samples.
 
-        A contrast that has not learned its pairs stands at chance. A language model learns without the
-        pictures first, so it is judged only if they made no difference at the checkpoint before either, and
-        so is a contrast whose chance is not known.
+        A model is judged only if they made no difference at the checkpoint before either: a language model
+        learns without the pictures first, and a contrast may rest at chance for a while.
         """
         batch = None if self._batch is None or self._judged_after is None else _exchanged(self._batch)
         if batch is None or self._batch is None or self._judged_after is None or self._is_explained:
@@ -264,8 +263,8 @@ class Sanity:
         is_blind = others - own < LEARNED * abs(own)
         was_blind, self._was_blind = self._was_blind, is_blind
         is_collapsed = abs(others - own) <= COLLAPSED * abs(own)
-        stands = self._curve.stands(self._judged_after) is not None
-        if is_blind and not is_collapsed and (stands if self._is_contrast else was_blind):
+        stands = not self._is_contrast or self._curve.stands(self._judged_after) is not None
+        if is_blind and was_blind and stands and not is_collapsed:
             what = f"the loss is {own:.3f} on its own pairs, and {others:.3f} on pictures of other samples"
             yield self._misaligned(what)
 
