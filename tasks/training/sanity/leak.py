@@ -15,17 +15,17 @@ from tasks.core.errors import TarmacError
 from tasks.core.findings import Finding, Severity
 from tasks.loader.indexed import IndexedReader
 
-MOST_EXAMINED = 128
+MOST_EXAMINED = 64
 """Held-out samples that are looked for, evenly spread."""
 MOST_TRAINED = 5_000_000
-MOST_S = 1.0
+MOST_S = 0.3
 OFTEN = 0.02
 """The share of leaked samples that is a warning: data from the web always holds a few copies."""
 
 
 def find_leak(held_out: IndexedReader, trained: IndexedReader, *, is_private: bool = False) -> Finding | None:
-    """Look for samples of a held-out split among those of the same length that are trained on, for at most a
-    second; where the data `is_private` the finding names no keys."""
+    """Look for samples of a held-out split among those of the same length that are trained on, for at most
+    0.3 s; where the data `is_private` the finding names no keys."""
     if held_out.is_remote or trained.is_remote:
         return None
     deadline = time.monotonic() + MOST_S

@@ -111,7 +111,7 @@ class Sanity:
         self._judged_after: int | None = None
         """The step of this process after which the loss shows whether the model learns."""
         self._batch: Mapping[str, Any] | None = None
-        self._was_blind = False
+        self._was_blind = self._has_learned = False
         self._judged = config.judged_at_once
         self._is_held_out_examined = False
         if self._warmup >= config.train.steps:
@@ -183,7 +183,7 @@ class Sanity:
             yield from self._texts.judge(_side_by_side(texts))
         if self._seen >= LEAST_STEPS and not (self._skipped and self._skipped[-1]):
             yield from self._gradients.judge()
-        if self._seen >= EVERY:
+        if self._seen == EVERY:  # and at each checkpoint
             yield from self._of_weights()
 
     def _of_held_out(self) -> Iterator[Finding]:
@@ -256,12 +256,14 @@ class Sanity:
         A model is judged only if they made no difference at the checkpoint before either: a language model
         learns without the pictures first, and a contrast may rest at chance for a while.
         """
-        batch = None if self._batch is None or self._judged_after is None else _exchanged(self._batch)
-        if batch is None or self._batch is None or self._judged_after is None or self._is_explained:
+        if self._judged_after is None or self._has_learned or self._is_explained:
+            return
+        batch = None if self._batch is None else _exchanged(self._batch)
+        if batch is None or self._batch is None:
             return
         own, others = (self._take_step.loss_of(one) for one in (self._batch, batch))
         is_blind = others - own < LEARNED * abs(own)
-        was_blind, self._was_blind = self._was_blind, is_blind
+        was_blind, self._was_blind, self._has_learned = self._was_blind, is_blind, not is_blind
         is_collapsed = abs(others - own) <= COLLAPSED * abs(own)
         stands = not self._is_contrast or self._curve.stands(self._judged_after) is not None
         if is_blind and was_blind and stands and not is_collapsed:
