@@ -14,7 +14,6 @@ from flows.commands.arguments import AsJson, RunName, RunsFolder
 from flows.commands.output import print_result, say
 from tasks.core import screen
 from tasks.core.errors import TarmacError, UsageError
-from tasks.core.findings import MARKS
 from tasks.core.units import counted, duration, shorten
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ def _state_lines(one: RunStatus) -> Iterator[str]:
     if (further := len(one.evaluations_waiting) - SHOWN) > 0:
         yield f"    {counted(further, 'further evaluation')} {'waits' if further == 1 else 'wait'}"
     for finding in one.doubts:
-        yield f"  {MARKS[finding.severity]} {finding.code}: {finding.evidence['what']}"
+        yield f"  {finding.line}"
     if one.doubts:
         yield f"    what to do about it: tarmac doctor --run {one.run.handle}"
     if one.silent_s and one.phase is not None:

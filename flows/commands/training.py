@@ -17,7 +17,6 @@ from flows.commands.arguments import AsJson, Changes, ConfigFile, Fresh, RunName
 from flows.commands.output import print_result, say
 from tasks.core import screen
 from tasks.core.errors import UsageError
-from tasks.core.findings import MARKS
 from tasks.core.units import counted, near, number, size
 
 if TYPE_CHECKING:
@@ -273,7 +272,7 @@ def show_run(run: RunFolder, stages: Stages, began: float, as_json: bool) -> int
         return 0 if is_ok else 1
     headline = str(first) if first is not None else "No evaluation was asked for."
     lines = ["", headline]
-    lines += [f"  {MARKS[one.severity]} {one.code}: {one.evidence['what']}" for one in doubts]
+    lines += [f"  {one.line}" for one in doubts]
     if doubts:
         lines.append(f"  next    tarmac doctor --run {run.handle}")
     lines.append(f"  report  {near(run.report)}")

@@ -26,6 +26,12 @@ class Finding:
     flags: Mapping[str, Any] | None = None
     command: str | None = None
 
+    @property
+    def line(self) -> str:
+        """Return it in one line, without the fix."""
+        where = "".join(f" {value}" for value in self.where.values())
+        return f"{MARKS[self.severity]} {self.code}{where}: {self.evidence.get('what', '')}"
+
     def lines(self) -> list[str]:
         """Return the lines that the terminal shows."""
         where = " ".join(str(value) for value in self.where.values())
