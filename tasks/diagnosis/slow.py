@@ -104,7 +104,7 @@ class Course:
     _intervals: deque[float] = field(default_factory=lambda: deque(maxlen=200))
     _epoch_began: float = 0.0
     _gaps: list[tuple[float, float]] = field(default_factory=list)
-    """Of each epoch's end: the seconds until the next epoch's first step, and the seconds of the epoch."""
+    """How long each pause between two epochs was, and the epoch before it, in seconds."""
     _validations: int = 0
     _savings: int = 0
 

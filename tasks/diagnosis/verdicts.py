@@ -19,13 +19,14 @@ from tasks.diagnosis.causes.loading import LOADING
 from tasks.diagnosis.causes.printed import findings_in
 from tasks.diagnosis.causes.ranks import RANKS
 from tasks.diagnosis.causes.signs import DISKS, LOCKS, POLLS, Signs
+from tasks.diagnosis.causes.throughput import THROUGHPUT
 from tasks.diagnosis.causes.waiting import WAITING
 from tasks.diagnosis.observation.record import Log, Observation
 from tasks.trainers.contract import Trainer
 
 MOST_STATES = 4
 State = Literal["gone", "paused", "works", "stalled", "unclear"]
-CAUSES: tuple[Cause, ...] = (*RANKS, *LOADING, *WAITING)
+CAUSES: tuple[Cause, ...] = (*RANKS, *LOADING, *THROUGHPUT, *WAITING)
 ERROR_LINE = re.compile(r"^(?:\[rank\d+\]: ?)?[A-Za-z_][\w.]*(?:Error|Exception|Warning)\b")
 ALIVE = frozenset({"loss.nonfinite", "sample.poison", "json.conflict"})
 """The causes that a log can state about a living training; other messages are about an ended one."""

@@ -40,7 +40,9 @@ def record(stall: Stall) -> None:
         "codes": sorted(stall.codes),
         "needs_stacks": not stall.is_healthy and first not in stall.codes,
     }
-    text = json.dumps({**facts, **seen}).replace(sys.prefix, "/env").replace(folder, "/here")
+    # Locks that others on the machine hold say nothing about the training, and name their folders.
+    locks = [one for one in seen["locks"] if one["waiters"] or one["path"].startswith(folder)]
+    text = json.dumps({**facts, **seen, "locks": locks}).replace(sys.prefix, "/env").replace(folder, "/here")
     text = re.sub(r"/tmp/stall-\w+", "/there", text.replace(str(RECORDS.parents[2]), "/project"))
     name = re.sub(r"\W+", "-", stall.name).strip("-").lower()
     (RECORDS / f"{name}.json").write_text(text + "\n")

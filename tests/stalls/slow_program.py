@@ -65,16 +65,21 @@ def healthy_noise() -> None:
     train([0] * 50, lambda step: compute(0.05 + 0.4 * (step * 7919 % 100) / 100))
 
 
-def healthy_validation() -> None:
-    """A validation now and then, each a tenth of the time."""
+def validating(steps: int, batches: int) -> None:
+    """Train and validate in turn; a step takes 0.2 s and a batch of the validation 0.25 s."""
     begin = time.monotonic()
     while time.monotonic() < begin + SECONDS:
-        for number in range(60):
+        for step in range(steps):
             compute(0.2)
-            print(f"step {number} loss 0.5", flush=True)
-        for batch in range(5):
+            print(f"step {step} loss 0.5", flush=True)
+        for batch in range(batches):
             compute(0.25)
-            print(f"valid: 10%|# | {batch + 1}/5 [00:00<00:00, 4.0it/s]", flush=True)
+            print(f"valid: 10%|# | {batch + 1}/{batches} [00:00<00:00, 4.0it/s]", flush=True)
+
+
+def healthy_validation() -> None:
+    """A validation now and then, each a tenth of the time."""
+    validating(60, 5)
 
 
 def healthy_memory() -> None:
@@ -149,14 +154,7 @@ def memory_copied() -> None:
 
 
 def validation_slow() -> None:
-    begin = time.monotonic()
-    while time.monotonic() < begin + SECONDS:
-        for step in range(20):
-            compute(0.2)
-            print(f"step {step} loss 0.5", flush=True)
-        for batch in range(20):
-            compute(0.25)
-            print(f"valid: 10%|# | {batch + 1}/20 [00:00<00:00, 4.0it/s]", flush=True)
+    validating(20, 20)
 
 
 if __name__ == "__main__":
