@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,10 @@ def without_stacks(seen: Observation) -> Observation:
         return replace(process, stack=None, first=first, last=last)
 
     return replace(seen, processes=[untraced(process) for process in seen.processes])
+
+
+def test_a_record_names_no_folder_of_the_machine_that_made_it() -> None:
+    assert [path.name for path in RECORDS if re.search("/root/|/home/|pytest-of-", path.read_text())] == []
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
