@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from tasks.core import config as configs
 from tasks.core.files import read_json
-from tasks.core.findings import Finding, Report
+from tasks.core.findings import MARKS, Finding, Report
 from tasks.core.process import Identity
 from tasks.diagnosis.examination import Examination
 from tasks.diagnosis.observation import procfs
@@ -82,7 +82,7 @@ def _from_records(run: RunFolder, number: int, identities: Sequence[Identity]) -
     A run that counts as under way, but on which nobody works any more, is reported as gone."""
     is_at_work = agent_is_alive(run)  # comes first, so that the record holds all that an ended agent wrote
     state = record.load_record(run)
-    findings = [_worded(one) for one in findings_of(run, number)]
+    findings = sorted(map(_worded, findings_of(run, number)), key=lambda one: list(MARKS).index(one.severity))
     is_under_way = state.state in record.UNDER_WAY
     unseen = [one.host for one in identities if not one.is_visible and is_under_way]
     not_seen = [f"its processes (they run on {unseen[0]})"] if unseen else []
@@ -99,6 +99,13 @@ def _from_records(run: RunFolder, number: int, identities: Sequence[Identity]) -
         findings = [Finding("unknown", "warning", "see its log", evidence={"what": what})]
     stored = run.observation(number)
     seen = Observation.from_json(read_json(stored)) if stored.exists() else None
+    if (
+        not state.reason
+        and findings
+        and findings[0].code != "process.gone"
+        and findings[0].severity != "info"
+    ):
+        sentence = f"{state.state}, but {sentence_of(findings[0])}"
     verdict = Verdict("gone", sentence, Report(findings, [], not_seen))
     return Examination(f"run {run.name}", run.name, verdict, seen, time.time())
 
