@@ -39,7 +39,7 @@ LOGS = pytest.StashKey[list[Path]]()
 NIGHTLY = "build/digits-clip"
 ONE_CLICK = "pipeline/digits-clip"
 STEPS = 40
-QUICK = {"steps": STEPS, "set": ["train.checkpoint_every=20", "evaluate.every=20"]}
+QUICK = {"steps": STEPS, "set": ["train.warmup=10", "train.checkpoint_every=20", "evaluate.every=20"]}
 STAGES = ("build", "verify", "publish", "tune", "train", "evaluate", "gather", "report")
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
