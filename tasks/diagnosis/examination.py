@@ -18,7 +18,7 @@ from tasks.core.errors import UsageError
 from tasks.core.files import write_atomic
 from tasks.diagnosis import passage
 from tasks.diagnosis.observation import procfs
-from tasks.diagnosis.observation.observe import SECONDS, observe, read_log
+from tasks.diagnosis.observation.observe import LAST_WORDS, SECONDS, observe, read_log
 from tasks.diagnosis.observation.record import Observation, ObservedProcess
 from tasks.diagnosis.observation.redaction import redacted, without_home
 from tasks.diagnosis.verdicts import Verdict, facts_of, is_certain, judge, judge_log
@@ -66,7 +66,7 @@ def examine_process(pid: int, log: Path | None = None, seconds: float = SECONDS)
 
 def examine_log(path: Path) -> Examination:
     """Judge the log of a training. UsageError where the file cannot be read."""
-    log = read_log(path)
+    log = read_log(path, LAST_WORDS)
     if log is None:
         raise UsageError(f"--log: {path} cannot be read; give the file that the training printed to")
     verdict = judge_log(log, trainer_of_log(log.lines))

@@ -34,7 +34,10 @@ from tasks.core.errors import UsageError
 from tasks.core.findings import Finding, Report
 from tasks.diagnosis import examination
 from tasks.diagnosis.examination import Examination
+from tasks.diagnosis.causes.ending import killed
+from tasks.diagnosis.causes.printed import findings_in
 from tasks.diagnosis.observation import procfs
+from tasks.diagnosis.observation.observe import LAST_WORDS
 from tasks.diagnosis.passage import Passage
 from tasks.diagnosis.rhythm import Rhythm
 from tasks.diagnosis.slow import Goodput, SlowWatch
@@ -43,7 +46,7 @@ from tasks.trainers.command import Command
 from tasks.trainers.contract import LogLine, Trainer
 
 POLL_S = 0.5
-KEPT_LINES = 400
+KEPT_LINES = LAST_WORDS
 LONGEST_LINE = 10_000
 KEPT_LOG_BYTES = 4 << 20
 ACTIVE_CORES = 0.02
@@ -146,7 +149,10 @@ def watch(
             passage.finish()
     code, was_stopped = process.returncode, stops and bool(stalls)
     saved = _checkpoints_since(trainer, command, began_at)
-    findings = [] if code else list(_judge_outcome(trainer, command, listener, bool(saved)))
+    if code:
+        findings = [] if was_stopped else _judge_failure(trainer, list(listener.lines), code)
+    else:
+        findings = list(_judge_outcome(trainer, command, listener, bool(saved)))
     reached = trainer.reached(command) if code == 0 else None
     if reached is not None and reached.written >= began_at - 1 and reached.step < reached.steps:
         evidence = {
@@ -241,6 +247,14 @@ def _checkpoints_since(trainer: Trainer, command: Command, began: float) -> list
             if (written := os.path.getmtime(file)) >= began - 1:
                 found.append((written, file))
     return [file for _, file in sorted(found)]
+
+
+def _judge_failure(trainer: Trainer, lines: Sequence[str], code: int) -> list[Finding]:
+    """Find why a training failed, in its output, and in the signal that ended it if that was nobody's wish."""
+    found = list(findings_in(lines, trainer, is_over=True))
+    if code < 0 and -code not in FORWARDED and not any(one.code == "process.gone" for one in found):
+        found.insert(0, killed("the command", -code))
+    return found
 
 
 def _judge_outcome(

@@ -77,7 +77,30 @@ def test_output_and_exit_code_pass_through_untouched(tmp_path: Path) -> None:
 
 
 def test_death_by_a_signal_is_the_exit_code_of_a_shell(tmp_path: Path) -> None:
-    assert watched(tmp_path, *script("import os; os.kill(os.getpid(), 9)")).returncode == 137
+    done = watched(tmp_path, *script("import os; os.kill(os.getpid(), 9)"))
+    assert done.returncode == 137
+    assert b"process.gone      the command was ended by SIGKILL" in done.stderr
+
+
+def test_the_rank_that_failed_is_named_at_the_end(tmp_path: Path) -> None:
+    """Behind the traceback of another rank, whose connection it closed, and that of the launcher."""
+    log = """
+        [rank2]: Traceback (most recent call last):
+        [rank2]:   File "/here/train.py", line 7, in step
+        [rank2]: RuntimeError: [gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:3724
+        [rank1]: Traceback (most recent call last):
+        [rank1]:   File "/here/train.py", line 5, in load
+        [rank1]: ValueError: no such label: 7
+        Traceback (most recent call last):
+          File "/env/bin/torchrun", line 10, in <module>
+        torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+        """
+    code = f"import sys, textwrap; print(textwrap.dedent({log!r})); sys.exit(1)"
+    done = watched(tmp_path, *script(code))
+    assert done.returncode == 1
+    said = done.stderr.decode()
+    assert "✗ process.failed    rank 1 raised ValueError: no such label: 7, in load (here/train.py:5)" in said
+    assert "desync" not in said
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])

@@ -72,6 +72,10 @@ class Stall:
     missing: Callable[[], str | None] = lambda: None
     needs_stacks: bool = False
     """Whether /proc alone does not tell; without stacks the answer is then `unknown`."""
+    rank: int | None = None
+    """The rank that must be named, where there are several."""
+    words: str = ""
+    """What the verdict must say as well."""
 
     @property
     def is_healthy(self) -> bool:

@@ -15,19 +15,19 @@ from typing import Any
 
 import pytest
 
-from tests.stalls import open_clip, own, waits
+from tests.stalls import open_clip, own, pool, waits
 from tests.stalls.contract import Stall, Training, started
 
 AT_ONCE = 3
 ROWS: tuple[Stall, ...] = (
-    *open_clip.STALLS, *own.STALLS, *waits.STALLS, *open_clip.HEALTHY, *own.HEALTHY, *waits.HEALTHY,
+    *open_clip.STALLS, *own.STALLS, *waits.STALLS, *pool.STALLS, *open_clip.HEALTHY, *own.HEALTHY, *waits.HEALTHY,
 )  # fmt: skip
 NO_TRACE = Path(__file__).with_name("no_trace.py")
 DAILY = {
     "no caption member, resampled", "fewer samples per worker than a batch", "deadlock on a lock held at fork",
     "worker killed by a signal", "/dev/shm full", "truncated shard", "wandb: hung server at init",
     "checkpoint to a hung file system", "uneven ranks at an epoch's end",
-    "open_clip, two workers", "a download that goes on", "slow first batch",
+    "SIGKILL of rank 3 of 4", "open_clip, two workers", "a download that goes on", "slow first batch",
 }  # fmt: skip
 """One row of each mechanism; the others are in `make proof`."""
 TARMAC = Path(sys.executable).with_name("tarmac")
@@ -49,7 +49,11 @@ class Answer:
     def score(self, stall: Stall) -> int:
         if stall.is_healthy:
             return -1 if any(one["severity"] == "error" for one in self.report["findings"]) else 1
-        return 1 if self.first in stall.codes else 0 if self.first in ("unknown", "") else -1
+        if self.first in ("unknown", ""):
+            return 0
+        found = self.report["findings"][0]
+        is_named = stall.rank is None or found["where"].get("rank") == stall.rank
+        return 1 if self.first in stall.codes and is_named and stall.words in self.report["verdict"] else -1
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tasks.core.findings import Finding, Severity
+from tasks.diagnosis.causes.ending import end_of
 from tasks.trainers.contract import Phase, Trainer
 
 MOST_QUOTED = 200
@@ -162,6 +163,8 @@ report."""
 GENERAL = ("sample.poison", "worker.crashed", "disk.too_small")
 """Messages that a worker or a write failed; they are left out where a more precise message states why."""
 PRECISE = ("shm.too_small", "fds.too_few", "shard.truncated", "json.conflict", "version.webdataset")
+OF_OTHERS = ("collective.desync",)
+"""Messages about a rank that has gone; they are left out where it is known how that one ended."""
 HANDLED = re.compile(r"Handling webdataset error \((?P<what>.*)\)\. Ignoring\.")
 
 
@@ -171,17 +174,25 @@ def findings_in(lines: Sequence[str], trainer: Trainer, *, is_over: bool) -> Ite
         at for at, line in enumerate(lines) if (found := trainer.progress(line)) and found.phase == "step"
     ]
     until = steps[-GONE_ON] if len(steps) >= GONE_ON else 0
+    ended = end_of(lines[until:]) if is_over else None
     stating = {message: [line for line in lines[until:] if message.is_in(line)] for message in MESSAGES}
     stated_codes = {message.code for message, stated in stating.items() if stated}
     is_precise = not stated_codes.isdisjoint(PRECISE)
+    proven = {message.code for message, stated in stating.items() if stated and message.proof == "proves"}
+    is_told_better = ended is not None and ended.code == "process.failed" and bool(proven - {*OF_OTHERS})
+    if ended is not None and not is_told_better:
+        yield ended
     for message, stated in stating.items():
         if not stated or message.code not in stated_codes or (is_precise and message.code in GENERAL):
+            continue
+        if ended is not None and message.code in OF_OTHERS:
             continue
         stated_codes.discard(message.code)  # two messages of one cause are one finding
         severity: Severity = "error" if message.proof == "proves" else "warning"
         log = f"{message.proof} it, by {message.by}"
         evidence = {"what": _quoted(stated[-1]), "log": log, "lines": len(stated)}
-        yield Finding(message.code, severity, message.remedy, evidence=evidence)
+        where = ended.where if ended is not None and is_told_better else {}
+        yield Finding(message.code, severity, message.remedy, where, evidence)
     shown = [(line, found) for line in lines if (found := trainer.progress(line)) is not None]
     yield from _nonfinite([(line, found.loss) for line, found in shown if found.loss is not None])
     yield from _poison(lines, trainer)

@@ -7,7 +7,7 @@ import signal
 
 from tasks.core.units import counted
 from tasks.diagnosis.causes.cause import Cause, Support
-from tasks.diagnosis.causes.signs import MEETING_CALLS, TORCH_CALLS, Signs
+from tasks.diagnosis.causes.signs import LOCKS, MEETING_CALLS, TORCH_CALLS, Signs
 from tasks.diagnosis.observation.record import ObservedProcess
 
 QUEUE_CALLS = ("get (queue.py", "get (multiprocessing/queues.py", "get (multiprocessing/pool.py")
@@ -17,6 +17,9 @@ _THREAD_DIED = re.compile(r"^Exception in thread (?P<name>[^:]+)")
 _VALIDATES = re.compile(r"(?i)(?:\w+\.)*_?(?:evaluat|validat|eval_|test_epoch|zero_shot)\w*(?:\.\w+)* \(")
 """A call of a function that evaluates, by its name."""
 _NODES = re.compile(r"--nnodes[= ](?P<nodes>\d+)")
+GIL_ASKS = 50
+"""So often a second a thread that waits for the GIL wakes at least: CPython lets it ask every 5 ms."""
+BUSY_CPU = 0.2
 LAUNCHERS = ("torchrun", "torch.distributed.run", "torch/distributed/run.py", "torch.distributed.launch")
 
 
@@ -143,6 +146,33 @@ def _ending(process: ObservedProcess) -> str:
     return signal.Signals(process.signal).name if process.signal else f"exit code {process.exit_code >> 8}"
 
 
+def _gil_held(signs: Signs) -> Support | None:
+    """Find a process one of whose threads computes all the time and never gives Python's lock away, while the
+    main thread asks for it again and again."""
+    if signs.goes_on:
+        return None
+    for process in (*signs.ranks, *signs.living_workers):
+        main, *others = process.thread_cpu or [0.0]
+        busy = max(others, default=0.0)
+        asks = (process.grown("switches") or 0) / (process.seconds or 1.0)
+        is_alone = busy >= max(BUSY_CPU, 0.9 * process.cpu) and main <= 0.1 * busy
+        if not is_alone or asks < GIL_ASKS or process.share(*LOCKS) < 0.4:
+            continue
+        if process.gil_owner == "MainThread":
+            continue
+        calls = process.other_stacks.get(process.gil_owner or "", ())
+        who = f"rank {process.rank}" if process.role == "rank" else f"worker {process.pid}"
+        return Support(
+            f"a thread of {who} holds Python's lock (the GIL) and computes, so that nothing else of it runs",
+            "let that call give the lock away, or make it in a process of its own; a regular expression may take "
+            "exponential time",
+            {"thread": process.gil_owner, "stack": " from ".join(calls[:2]) or None, "cpu": f"{busy:.1f} cores"},
+            {"rank": process.rank},
+            may_be_a_pause=process.gil_owner is None,
+        )
+    return None
+
+
 def _desync(signs: Signs) -> Support | None:
     """Find ranks that wait for one another in different places. A rank outside of all collectives is none of
     these: what it waits for is another cause."""
@@ -216,6 +246,7 @@ def _one_waits_outside(signs: Signs) -> str | None:
 RANKS = (
     Cause("validation.rank0", "warning", _one_validates),
     Cause("rank.paused", "error", _paused, (_nobody_is_paused,)),
+    Cause("gil.held", "error", _gil_held),
     Cause("ranks.missing", "error", _missing, (_all_ranks_are_here,)),
     Cause("producer.dead", "error", _dead_producer, yields_to=("worker.killed", "worker.crashed")),
     Cause(

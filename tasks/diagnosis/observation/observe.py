@@ -45,7 +45,9 @@ FIRST_SHARD = 0
 """Stands for the process where a shard is read that no process may have open."""
 FIRST_BYTES = 4 << 20
 LOG_LINES = 60
-LOG_BYTES = 1 << 16
+LAST_WORDS = 1000
+"""The lines of a log that are read where only they are left: ranks end one after the other."""
+LOG_BYTES = 1 << 18
 MOST_STACKS = 8
 MOST_FOLDERS = 32
 HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
@@ -151,8 +153,8 @@ def find_ranks(pid: int) -> list[int]:
     return sorted(numbers, key=numbers.__getitem__)
 
 
-def read_log(path: Path) -> Log | None:
-    """Return the last lines of a log, or None where it cannot be read or is no regular file."""
+def read_log(path: Path, most: int = LOG_LINES) -> Log | None:
+    """Return at most so many last lines of a log, or None where it cannot be read or is no regular file."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -162,7 +164,7 @@ def read_log(path: Path) -> Log | None:
     except OSError:
         return None
     lines = [line.rpartition("\r")[2] for line in text.replace("\r\n", "\n").splitlines()]
-    shown = [redacted(line[:2000]) for line in lines if line.strip()][-LOG_LINES:]
+    shown = [redacted(line[:2000]) for line in lines if line.strip()][-most:]
     return Log(redacted(str(path)), round(quiet, 1), shown, not text.endswith(("\n", "\r")))
 
 
@@ -350,8 +352,8 @@ def _with_stacks(processes: list[ObservedProcess]) -> tuple[list[ObservedProcess
     asked = [one.pid for one in alive if one.role in ("rank", "worker") or _is_python(one.command)]
     stacks, why = stacks_of(asked[:MOST_STACKS])
     return [
-        replace(one, stack=stacks[one.pid].main, other_stacks=stacks[one.pid].others)
-        if one.pid in stacks
+        replace(one, stack=found.main, other_stacks=found.others, gil_owner=found.gil_owner)
+        if (found := stacks.get(one.pid)) is not None
         else one
         for one in processes
     ], why or ""

@@ -53,6 +53,8 @@ class Thread:
     name: str
     state: str
     wait: str | None
+    number: int = 0
+    cpu_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -207,8 +209,9 @@ def _threads(base: Path) -> Iterator[Thread]:
     for number in threads:
         text = _text(base / "task" / number / "stat")
         if text is not None:
-            name = text[text.index("(") + 1 : text.rindex(")")]
-            yield Thread(name, text[text.rindex(")") + 2], _wait(base / "task" / number))
+            name, fields = text[text.index("(") + 1 : text.rindex(")")], text[text.rindex(")") + 2 :].split()
+            cpu_s = (int(fields[11]) + int(fields[12])) / TICKS
+            yield Thread(name, fields[0], _wait(base / "task" / number), int(number), cpu_s)
 
 
 def _wait(base: Path) -> str | None:

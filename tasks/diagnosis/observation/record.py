@@ -83,6 +83,8 @@ class ObservedProcess:
     stack: Sequence[str] | None = None
     other_stacks: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """The stacks of its other Python threads, by their names."""
+    gil_owner: str | None = None
+    """The thread that held Python's lock as the stacks were read."""
     world_size: int | None = None
     local_world_size: int | None = None
     """The numbers of ranks, in all and on this node, that the launcher has given to a rank."""
@@ -103,6 +105,14 @@ class ObservedProcess:
         if self.first is None or self.last is None or not self.seconds:
             return 0.0
         return (self.last.cpu_s - self.first.cpu_s) / self.seconds
+
+    @cached_property
+    def thread_cpu(self) -> list[float]:
+        """The cores that each thread of the second look used since the first, the main thread first."""
+        if self.first is None or self.last is None or not self.seconds:
+            return []
+        before = {one.number: one.cpu_s for one in self.first.threads}
+        return [(one.cpu_s - before.get(one.number, 0.0)) / self.seconds for one in self.last.threads]
 
     @property
     def files(self) -> Sequence[OpenFile]:

@@ -27,10 +27,11 @@ AT_ONCE = 4
 @dataclass(frozen=True)
 class Stacks:
     """The calls of a process's main thread and of its other Python threads by their names, innermost first. A
-    call has the form `function (file:line)`."""
+    call has the form `function (file:line)`. `gil_owner` is the thread that held Python's lock."""
 
     main: list[str]
     others: dict[str, list[str]]
+    gil_owner: str | None
 
 
 def stacks_of(pids: Sequence[int]) -> tuple[dict[int, Stacks], str | None]:
@@ -52,25 +53,31 @@ def _stacks(py_spy: str, pid: int) -> Stacks | None:
         threads = json.loads(done.stdout) if done.returncode == 0 else []
     except (subprocess.TimeoutExpired, OSError, ValueError):
         return None
-    stacks = [
-        (one.get("thread_name") or f"thread {one.get('thread_id')}", _calls(one["frames"])) for one in threads
-    ]
+    names = [one.get("thread_name") or f"thread {one.get('thread_id')}" for one in threads]
+    stacks = [(name, _calls(one["frames"])) for name, one in zip(names, threads, strict=True)]
+    owner = next((name for name, one in zip(names, threads, strict=True) if one.get("owns_gil")), None)
     main = max(range(len(stacks)), key=lambda at: stacks[at][0] == "MainThread", default=None)
     if main is None or not stacks[main][1]:
         return None
     others = dict(one for at, one in enumerate(stacks) if at != main)
-    return Stacks(stacks[main][1], dict(list(others.items())[:MOST_THREADS]))
+    return Stacks(stacks[main][1], dict(list(others.items())[:MOST_THREADS]), owner)
 
 
 def _calls(frames: Sequence[dict[str, Any]]) -> list[str]:
-    return [f"{call['name']} ({_short(call)}:{call['line']})" for call in frames[:DEEPEST]]
+    calls = frames[:DEEPEST]
+    return [
+        call_of(one["name"], one.get("filename") or "", one["line"], one.get("short_filename")) for one in calls
+    ]
 
 
-def _short(call: dict[str, str | None]) -> str:
-    """Return the file relative to the folder that its package is installed in."""
-    path = call.get("filename") or ""
+def call_of(name: str, path: str, line: int, short: str | None = None) -> str:
+    """Return a call in the form of all stacks, its file relative to the folder that its package is installed
+    in; other files by `short`, or else by their last two names."""
     for mark in ("/site-packages/", "/dist-packages/", "/lib/python3"):
         if mark in path:
             rest = path.rpartition(mark)[2]
-            return rest.partition("/")[2] if mark == "/lib/python3" else rest
-    return call.get("short_filename") or path
+            path = rest.partition("/")[2] if mark == "/lib/python3" else rest
+            break
+    else:
+        path = short or "/".join(path.split("/")[-2:])
+    return f"{name} ({path}:{line})"
