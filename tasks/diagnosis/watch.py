@@ -33,9 +33,9 @@ import psutil
 from tasks.core.errors import UsageError
 from tasks.core.findings import Finding, Report
 from tasks.diagnosis import examination
-from tasks.diagnosis.examination import Examination
 from tasks.diagnosis.causes.ending import killed
 from tasks.diagnosis.causes.printed import findings_in
+from tasks.diagnosis.examination import Examination
 from tasks.diagnosis.observation import procfs
 from tasks.diagnosis.observation.observe import LAST_WORDS
 from tasks.diagnosis.passage import Passage
@@ -250,7 +250,7 @@ def _checkpoints_since(trainer: Trainer, command: Command, began: float) -> list
 
 
 def _judge_failure(trainer: Trainer, lines: Sequence[str], code: int) -> list[Finding]:
-    """Find why a training failed, in its output, and in the signal that ended it if that was nobody's wish."""
+    """Find why a training failed: in its output, and in a signal that ended it and was not passed on."""
     found = list(findings_in(lines, trainer, is_over=True))
     if code < 0 and -code not in FORWARDED and not any(one.code == "process.gone" for one in found):
         found.insert(0, killed("the command", -code))

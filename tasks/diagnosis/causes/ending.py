@@ -34,7 +34,9 @@ _SPAWNED = re.compile(
     r"(?:signal (?P<signal>SIG\w+)|exit code (?P<code>\d+))"
 )
 _SPAWNED_RAISED = re.compile(r"-- Process (?P<rank>\d+) terminated with the following error:")
-_SRUN = re.compile(r"srun: error: \S+: tasks? (?P<rank>\d+)[^:]*: (?P<how>Exited with exit code \d+|[A-Z][\w ]+)")
+_SRUN = re.compile(
+    r"srun: error: \S+: tasks? (?P<rank>\d+)[^:]*: (?P<how>Exited with exit code \d+|[A-Z][\w ]+)"
+)
 _SRUN_SIGNALS = {
     "Killed": signal.SIGKILL, "Out Of Memory": signal.SIGKILL, "Terminated": signal.SIGTERM,
     "Segmentation fault": signal.SIGSEGV, "Aborted": signal.SIGABRT, "Bus error": signal.SIGBUS,
@@ -100,7 +102,8 @@ def end_of(lines: Sequence[str]) -> Finding | None:
     if cause.raised is not None and cause.raised.calls:
         evidence["stack"] = " from ".join(cause.raised.calls[:2])
     if others:
-        evidence["then"] = f"rank{'s' * (len(others) > 1)} {', '.join(map(str, others[:8]))} ended because of it"
+        names = ", ".join(map(str, others[:8])) + (" and more" if len(others) > 8 else "")
+        evidence["then"] = f"rank{'s' * (len(others) > 1)} {names} ended because of it"
     where = {} if cause.rank is None else {"rank": cause.rank}
     if cause.code is not None and cause.code < 0:
         return replace(killed("", -cause.code), where=where, evidence=evidence)

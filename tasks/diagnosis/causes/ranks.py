@@ -164,9 +164,13 @@ def _gil_held(signs: Signs) -> Support | None:
         who = f"rank {process.rank}" if process.role == "rank" else f"worker {process.pid}"
         return Support(
             f"a thread of {who} holds Python's lock (the GIL) and computes, so that nothing else of it runs",
-            "let that call give the lock away, or make it in a process of its own; a regular expression may take "
-            "exponential time",
-            {"thread": process.gil_owner, "stack": " from ".join(calls[:2]) or None, "cpu": f"{busy:.1f} cores"},
+            "let that call give the lock away, or make it in a process of its own; a regular expression may "
+            "take exponential time",
+            {
+                "thread": process.gil_owner,
+                "stack": " from ".join(calls[:2]) or None,
+                "cpu": f"{busy:.1f} cores",
+            },
             {"rank": process.rank},
             may_be_a_pause=process.gil_owner is None,
         )

@@ -64,9 +64,9 @@ def _stacks(py_spy: str, pid: int) -> Stacks | None:
 
 
 def _calls(frames: Sequence[dict[str, Any]]) -> list[str]:
-    calls = frames[:DEEPEST]
     return [
-        call_of(one["name"], one.get("filename") or "", one["line"], one.get("short_filename")) for one in calls
+        call_of(one["name"], one.get("filename") or "", one["line"], one.get("short_filename"))
+        for one in frames[:DEEPEST]
     ]
 
 
