@@ -55,6 +55,8 @@ LEARNED = 0.01
 TRAVELLED = 0.03
 """The sum of the learning rates after which a model has had time to learn: Adam moves each weight by about
 the learning rate per step, and most weights begin at a size like this."""
+LEAST_SAMPLES = 4096
+"""So few samples teach a contrast little, in however many steps."""
 COLLAPSED = 1e-6
 """A model whose loss differs less gives the same answer to all pictures."""
 MEMORISED = 0.05
@@ -200,6 +202,8 @@ class Sanity:
             remedy = "lower train.lr, lengthen train.warmup or set train.grad_clip; resume from before it"
             yield Finding("loss.diverging", "warning", remedy, evidence={"what": what})
         if self._chance is None or self._judged_after is None:
+            return
+        if self._curve.steps * self._judged < LEAST_SAMPLES:
             return
         if self._curve.is_at_chance(self._chance, self._judged_after):
             yield Finding(
