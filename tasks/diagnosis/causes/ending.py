@@ -72,7 +72,7 @@ class _Traceback:
 
 
 @dataclass
-class _Ending:
+class _EndOfRank:
     """What the log says of one rank's end: its exit code, negative for a signal, and its own traceback.
     `is_first` where the launcher saw it end before all others."""
 
@@ -121,7 +121,7 @@ def _by_signal(who: str, sign: int) -> str:
     return f"{who} was ended by {signal.Signals(sign).name}"
 
 
-def _in_words(end: _Ending) -> str:
+def _in_words(end: _EndOfRank) -> str:
     who = "it" if end.rank is None else f"rank {end.rank}"
     calls = end.raised.calls if end.raised is not None else []
     call = own_call(calls) or next(iter(calls), None)
@@ -133,12 +133,12 @@ def _in_words(end: _Ending) -> str:
     return f"{who} ended with exit code {end.code}, and the log has no traceback of it"
 
 
-def _ends(lines: Sequence[str]) -> list[_Ending]:
+def _ends(lines: Sequence[str]) -> list[_EndOfRank]:
     """Read the ends of all ranks; of a training without ranks, the one of its last traceback."""
-    found: dict[int | None, _Ending] = {}
+    found: dict[int | None, _EndOfRank] = {}
 
-    def end(rank: int | None) -> _Ending:
-        return found.setdefault(rank, _Ending(rank))
+    def end(rank: int | None) -> _EndOfRank:
+        return found.setdefault(rank, _EndOfRank(rank))
 
     for rank, raised in _tracebacks(lines):
         if not any(name in raised.error for name in _LAUNCHERS):

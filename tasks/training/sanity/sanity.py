@@ -105,7 +105,8 @@ class Sanity:
         self._texts = Texts(empty) if isinstance(task, Contrastive) else None
         self._order = SampleOrder(self._is_augmented)
         self._curve = LossCurve()
-        self._chance = task.chance(config.train.batch_size)
+        self._batch_size = config.train.batch_size
+        self._chance = task.chance(self._batch_size)
         self._is_contrast = isinstance(task, Contrastive) and self._chance is not None
         self._skipped: deque[bool] = deque(maxlen=RECENT)
         self._warmup = max((config.train.warmup_steps_of(part) for part in self._trained), default=0)
@@ -203,7 +204,7 @@ class Sanity:
             yield Finding("loss.diverging", "warning", remedy, evidence={"what": what})
         if self._chance is None or self._judged_after is None:
             return
-        if self._curve.steps * self._judged < LEAST_SAMPLES:
+        if self._curve.steps * self._batch_size < LEAST_SAMPLES:
             return
         if self._curve.is_at_chance(self._chance, self._judged_after):
             yield Finding(
