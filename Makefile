@@ -64,7 +64,7 @@ soak: install
 	$(BIN)/python -m tests.soak.fuzz_shards 10000 2000
 	$(BIN)/python -m tests.soak.verify_memory 300 3000
 	$(BIN)/python -m tests.soak.billion
-	$(BIN)/python -m tests.soak.stalls
+	$(BIN)/python -m tests.soak.verdicts
 	$(BIN)/python -m tests.soak.overhead 10 10000
 
 clean:

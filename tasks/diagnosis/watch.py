@@ -34,6 +34,7 @@ from tasks.core.errors import UsageError
 from tasks.core.findings import Finding, Report
 from tasks.diagnosis import examination
 from tasks.diagnosis.causes.ending import killed
+from tasks.diagnosis.causes.learning import Learning
 from tasks.diagnosis.causes.printed import findings_in
 from tasks.diagnosis.examination import Examination
 from tasks.diagnosis.observation import procfs
@@ -75,6 +76,8 @@ class WatchResult:
     goodput: Goodput = field(default_factory=Goodput)
     slow: Sequence[Finding] = ()
     """What made it slow, of the findings."""
+    wrong: Sequence[Finding] = ()
+    """What shows that it did not learn, of the findings."""
 
 
 @dataclass
@@ -87,7 +90,11 @@ class _OutputListener:
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
     failures: list[str] = field(default_factory=list)
     slow: SlowWatch | None = None
+    learning: Learning = field(init=False)
     _rest: bytes = b""
+
+    def __post_init__(self) -> None:
+        self.learning = Learning(self.trainer)
 
     def hear(self, part: bytes) -> None:
         """Take bytes of the output; a carriage return ends a line as well, as bars are redrawn by it."""
@@ -105,9 +112,13 @@ class _OutputListener:
             progress = self.trainer.progress(line)
             if progress is not None:
                 now = time.monotonic()
-                if self.rhythm.note(progress, now) and self.slow is not None:
-                    self.slow.course.note(progress, now)
-            elif self.trainer.failed(line):
+                if self.rhythm.note(progress, now):
+                    self.learning.note(progress)
+                    if self.slow is not None:
+                        self.slow.course.note(progress, now)
+                continue
+            self.learning.hear(line)
+            if self.trainer.failed(line):
                 self.failures.append(line)
 
 
@@ -164,8 +175,10 @@ def watch(
     if was_stopped or code == 0:
         code = int(was_stopped or any(one.severity == "error" for one in findings))
     causes = [finding for one in stalls for finding in one.verdict.report.findings]
+    listener.learning.look()
+    wrong = listener.learning.found
     return WatchResult(
-        Report([*findings, *causes, *slow.found]),
+        Report([*findings, *causes, *slow.found, *wrong]),
         128 - code if code < 0 else code,
         trainer.name,
         listener.rhythm.steps,
@@ -175,6 +188,7 @@ def watch(
         was_stopped,
         slow.finish(time.monotonic()),
         slow.found,
+        wrong,
     )
 
 
@@ -207,6 +221,8 @@ def _attend(
         if stalled is None:
             for finding in slow.look(now):
                 show("\n".join(["! slow", *finding.lines()]))
+        for finding in listener.learning.look():
+            show("\n".join(["! wrong", *finding.lines()]))
         if stalled is not None or not (rhythm.is_suspicious(now) or activity.idle_s(now) > IDLE_S):
             continue
         examined = examination.examine_process(process.pid, listener.log)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import median
 from typing import NamedTuple
 
 WINDOWS = 64
@@ -55,6 +56,15 @@ class LossCurve:
             if len(self._means) == WINDOWS:
                 pairs = zip(self._means[::2], self._means[1::2], strict=True)
                 self._means, self._size = [(one + other) / 2 for one, other in pairs], 2 * self._size
+
+    @property
+    def is_above_its_beginning(self) -> bool:
+        """Whether the loss is a fifth higher than it began with, and by far more than it fluctuates."""
+        if len(self._means) < 8:
+            return False
+        first, now = sum(self._means[:2]) / 2, sum(self._means[-2:]) / 2
+        noise = median(abs(one - other) for one, other in zip(self._means, self._means[1:], strict=False))
+        return now - first > max(0.2 * abs(first), 8 * noise)
 
     @property
     def newest(self) -> float | None:

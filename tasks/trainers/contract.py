@@ -123,6 +123,14 @@ class Reached:
 
 
 @dataclass(frozen=True)
+class Contrast:
+    """Among how many `pairs` a step chooses, all ranks together, and the samples of the warm-up."""
+
+    pairs: int
+    warmup_samples: int
+
+
+@dataclass(frozen=True)
 class Assignment:
     """A training by Tarmac's config; `Trainer.options` translates it into the trainer's options.
 
@@ -170,6 +178,10 @@ class Trainer:
     """Whether every successful training has logged at least one step."""
     reached: Callable[[Command], Reached | None] = lambda command: None
     """Returns how far the training of a command has come by the record that the trainer keeps."""
+    setting: re.Pattern[str] | None = None
+    """The lines in which it prints its parameters at its start, with the groups name and value."""
+    contrast: Callable[[Mapping[str, str]], Contrast | None] = lambda settings: None
+    """What such settings say of its loss; None unless it is a contrast of all pairs, at chance ln(pairs)."""
     workers_option: str = "DataLoader(num_workers=N)"
     """Where a user sets the number of loader workers, N."""
     probe: str | None = None

@@ -10,12 +10,13 @@ addition. All three log and save alike.
 from __future__ import annotations
 
 import glob
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tasks.trainers.command import Command
-from tasks.trainers.contract import Assignment, DataArguments, LogLine, Rule, Trainer
+from tasks.trainers.contract import Assignment, Contrast, DataArguments, LogLine, Rule, Trainer
 
 DATA = "open_clip_train/data.py"
 SHUFFLE_INITIAL, SHUFFLE_SIZE = 1000, 5000
@@ -43,6 +44,16 @@ def _is_open_clip(command: Command) -> bool:
     return module in ("open_clip_train.main", "training.main") or script.endswith(
         ("open_clip_train/main.py", "training/main.py")
     )
+
+
+def _contrast(settings: Mapping[str, str]) -> Contrast | None:
+    """Return what the parameters say of the loss; None before they are printed, and for a sigmoid loss."""
+    try:
+        pairs = math.prod(int(settings[name]) for name in ("batch_size", "accum_freq", "world_size"))
+        is_contrast = settings["siglip"] == "False"
+        return Contrast(pairs, int(settings["warmup"]) * pairs) if is_contrast else None
+    except (KeyError, ValueError):
+        return None
 
 
 def _data(command: Command) -> DataArguments | None:
@@ -164,6 +175,10 @@ OPEN_CLIP = Trainer(
     checkpoints=_checkpoints,
     options=_options,
     failures=(re.compile(r"^Error\. Experiment already exists"), re.compile(r"Error: remote sync failed")),
+    setting=re.compile(
+        r"\| INFO \|   (?P<name>batch_size|accum_freq|world_size|warmup|siglip): (?P<value>\S+)$"
+    ),
+    contrast=_contrast,
     must_log_steps=True,
     probe="open_clip_probe.py",
     webdataset=">=0.2.5,<1",

@@ -18,8 +18,10 @@ from tests.stalls.waits import TORCHRUN
 
 PROGRAM = "tests.stalls.pool_program"
 RANKS, AT = 4, (0, 1, 3)
-PACKAGES = ("nvidia-resiliency-ext", "nvidia-ml-py", "defusedxml")
+PACKAGES = ("nvidia-resiliency-ext", "nvidia-ml-py", "defusedxml", "tabulate")
 SETTLE_S = 4.0
+DEBUG_PORT = "POOL_DEBUG_PORT"
+"""Where it is set, torch's own debug server listens at that port of rank 0."""
 GONE, FAILED, PAUSED, GIL = (
     frozenset({code}) for code in ("process.gone", "process.failed", "rank.paused", "gil.held")
 )
@@ -53,10 +55,11 @@ def injector() -> tuple[str, str | None]:
     return folder, None
 
 
-def _faulty(folder: Path, fault: str, rank: int, *, is_end: bool) -> Training:
+def faulty(folder: Path, fault: str, rank: int, *, is_end: bool, **env: str) -> Training:
+    """Ranks into one of which the fault is injected; ready at their end, or some seconds after the fault."""
     path = os.pathsep.join([PYTHON["PYTHONPATH"], injector()[0]])
     command = [TORCHRUN, "--standalone", f"--nproc_per_node={RANKS}", "-m", PROGRAM, fault, str(rank)]
-    process, log = launch(command, folder, {**PYTHON, "PYTHONPATH": path})
+    process, log = launch(command, folder, {**PYTHON, "PYTHONPATH": path, **env})
     mark = folder / "injected"
     is_injected = says(mark, "", SETTLE_S)
     is_over = lambda: process.poll() is not None  # noqa: E731
@@ -66,7 +69,7 @@ def _faulty(folder: Path, fault: str, rank: int, *, is_end: bool) -> Training:
 STALLS = tuple(
     Stall(
         f"{fault} of rank {rank} of {RANKS}",
-        partial(_faulty, fault=fault, rank=rank, is_end=codes in (GONE, FAILED)),
+        partial(faulty, fault=fault, rank=rank, is_end=codes in (GONE, FAILED)),
         codes,
         missing=lambda: injector()[1],
         rank=rank,

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import torch.distributed as dist
 from nvidia_resiliency_ext.inprocess.tools import inject_fault
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
+
+from tests.stalls.pool import DEBUG_PORT
 
 STEPS = 1_000_000
 DELAY_S = 2.0
@@ -33,6 +36,10 @@ def main(fault: str, at: int) -> None:
     logging.disable()  # the injector announces each fault in words that nobody has who searches for one
     dist.init_process_group("gloo")
     rank = dist.get_rank()
+    if DEBUG_PORT in os.environ:
+        from torch.distributed.debug import start_debug_server
+
+        start_debug_server(int(os.environ[DEBUG_PORT]), fetch_timeout=5.0)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(256, 256))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     data = TensorDataset(torch.randn(4096, 256))

@@ -28,11 +28,13 @@ SLOW: dict[str, str] = {
 HEALTHY = ("healthy", "healthy_workers", "healthy_noise", "healthy_validation", "healthy_memory")
 SECONDS = {"memory_copied": 260}
 AT_ONCE = 2
+PROGRAM = "tests.stalls.slow_program"
+CODES = frozenset(SLOW.values())
 
 
 def watched(kind: str) -> dict[str, Any]:
     seconds = str(SECONDS.get(kind, 150))
-    training = [sys.executable, "-m", "tests.stalls.slow_program", kind]
+    training = [sys.executable, "-m", PROGRAM, kind]
     done = subprocess.run(
         [sys.executable, "-m", "flows.cli", "watch", "--json", "--", *training],
         capture_output=True,
