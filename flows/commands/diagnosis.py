@@ -232,10 +232,8 @@ def _watch_lines(done: WatchResult) -> Iterator[str]:
     if done.was_stopped:
         yield f"✗ watch: it stopped the training: {facts}"
         yield from verdict_of(done.stalls[-1])
-    elif done.exit_code == 0 and (done.slow or done.wrong):
-        slow, wrong = (", ".join(one.code for one in some) for some in (done.slow, done.wrong))
-        doubts = [f"learned badly ({wrong})"] * bool(wrong) + [f"was slow ({slow})"] * bool(slow)
-        yield f"! watch: it ended, and {' and '.join(doubts)}: exit code 0, {facts}"
+    elif done.exit_code == 0 and done.doubts:
+        yield f"! watch: it ended, and {' and '.join(done.doubts)}: exit code 0, {facts}"
     elif done.exit_code == 0 and (done.steps or done.checkpoint is not None):
         yield f"✓ watch: it ended well: exit code 0, {facts}"
     elif done.exit_code == 0:

@@ -35,7 +35,7 @@ from tasks.core.findings import Finding, Report
 from tasks.diagnosis import examination
 from tasks.diagnosis.causes.ending import killed
 from tasks.diagnosis.causes.learning import Learning
-from tasks.diagnosis.causes.printed import findings_in
+from tasks.diagnosis.causes.printed import OF_OTHERS, findings_in
 from tasks.diagnosis.examination import Examination
 from tasks.diagnosis.observation import procfs
 from tasks.diagnosis.observation.observe import LAST_WORDS
@@ -78,6 +78,15 @@ class WatchResult:
     """What made it slow, of the findings."""
     wrong: Sequence[Finding] = ()
     """What shows that it did not learn, of the findings."""
+
+    @property
+    def doubts(self) -> list[str]:
+        """Why a command that ended with 0 did not end well, in words; its findings say more."""
+        named = ((self.slow, "was slow"), (self.wrong, "learned badly"))
+        words = [f"{how} ({', '.join(one.code for one in some)})" for some, how in named if some]
+        known = {one.code for some, _ in named for one in some}
+        other = [one.code for one in self.report.findings if one.code not in known]
+        return [*([f"leaves a doubt ({', '.join(other)})"] if other else []), *words]
 
 
 @dataclass
@@ -297,6 +306,16 @@ def _judge_outcome(
     if rhythm.steps and patterns and not has_saved:
         evidence = {"what": f"it wrote no checkpoint: {patterns[0]}"}
         yield Finding("checkpoint.stalled", "warning", "see its log about saving", evidence=evidence)
+    if rhythm.phase != "end":
+        yield from _last_words(trainer, list(listener.lines))
+
+
+def _last_words(trainer: Trainer, lines: Sequence[str]) -> Iterator[Finding]:
+    """Find what the output states last of an error, after which no step came: a thread or a program within
+    the command may have failed where its exit code is 0. A rank that leaves the others at the end is none."""
+    for one in findings_in(lines, trainer, is_over=True):
+        if one.severity == "error" and one.code not in (*OF_OTHERS, "run.no_batches", "loss.nonfinite"):
+            yield replace(one, severity="warning")
 
 
 class _TreeActivity:

@@ -241,6 +241,25 @@ def test_a_training_without_a_step_did_not_succeed(tmp_path: Path) -> None:
     assert b"run.no_batches    it ended with exit code 0 without a single step" in done.stderr
 
 
+def test_a_failure_within_a_thread_leaves_a_doubt(tmp_path: Path) -> None:
+    """Python ends with 0 where the loop that trains ran in a thread."""
+    done = watched(
+        tmp_path,
+        *script(
+            """
+            import threading
+            def train():
+                print("step 1 loss 0.5", flush=True)
+                raise RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly")
+            thread = threading.Thread(target=train); thread.start(); thread.join()
+            """
+        ),
+    )
+    assert done.returncode == 0
+    assert b"! worker.crashed    RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly" in done.stderr
+    assert b"! watch: it ended, and leaves a doubt (worker.crashed): exit code 0" in done.stderr
+
+
 def test_json_is_one_object_and_the_output_goes_beside_it(tmp_path: Path) -> None:
     command = trainer(tmp_path, "print('hello')")
     done = watched(tmp_path, *command, options=("--json",))

@@ -143,11 +143,12 @@ def memory_growing() -> None:
 
 
 def memory_copied() -> None:
-    """Two workers read a list of Python objects, whose pages they then own."""
-    rows = [[str(number), float(number)] for number in range(4_000_000)]
+    """Two workers go through a list of Python objects, whose pages they own from then on; an epoch takes
+    minutes."""
+    rows = [[str(number), float(number)] for number in range(8_000_000)]
 
     def work(row: int) -> None:
-        for at in range(row % 400 * 10_000, row % 400 * 10_000 + 10_000):
+        for at in range(row * 1000, row * 1000 + 1000):
             _ = rows[at % len(rows)][0]
 
     train(DataLoader(Rows(200_000, work), 4, num_workers=2), lambda step: compute(0.1))
