@@ -201,6 +201,8 @@ def watch(
 
 
 def _watch_facts(done: WatchResult) -> dict[str, object]:
+    from tasks.runs.metrics import finite
+
     return {
         **done.report.to_json(),
         "ok": done.exit_code == 0,
@@ -208,6 +210,7 @@ def _watch_facts(done: WatchResult) -> dict[str, object]:
         "stopped": done.was_stopped,
         "trainer": done.trainer,
         "steps": done.steps,
+        "loss": finite(done.loss),
         "seconds": round(done.seconds, 2),
         "checkpoint": done.checkpoint,
         "stalls": [one.to_json() for one in done.stalls],
@@ -228,7 +231,8 @@ def _watch_lines(done: WatchResult) -> Iterator[str]:
             yield f"    fix    {one.remedy}"
     saved = f", {near(Path(done.checkpoint))} written" if done.checkpoint is not None else ""
     steps = f"{counted(done.steps, 'line')} of progress" if done.steps else "no line of progress"
-    facts = f"{steps}{saved}, {format_duration(done.seconds)}"
+    loss = f", loss {done.loss:.4g}" if done.loss is not None else ""
+    facts = f"{steps}{loss}{saved}, {format_duration(done.seconds)}"
     if done.was_stopped:
         yield f"✗ watch: it stopped the training: {facts}"
         yield from verdict_of(done.stalls[-1])

@@ -69,6 +69,8 @@ class WatchResult:
     exit_code: int
     trainer: str
     steps: int
+    loss: float | None
+    """The last loss in its lines, None where none has one."""
     seconds: float
     stalls: Sequence[Examination] = ()
     checkpoint: str | None = None
@@ -191,6 +193,7 @@ def watch(
         128 - code if code < 0 else code,
         trainer.name,
         listener.rhythm.steps,
+        listener.rhythm.loss,
         time.monotonic() - began,
         stalls,
         saved[-1] if saved else None,
@@ -303,7 +306,7 @@ def _judge_outcome(
         evidence = {"what": f"its last loss is {rhythm.loss}"}
         yield Finding("loss.nonfinite", "error", remedy, evidence=evidence)
     patterns = trainer.checkpoints(command)
-    if rhythm.steps and patterns and not has_saved:
+    if rhythm.steps and patterns and trainer.must_log_steps and not has_saved:
         evidence = {"what": f"it wrote no checkpoint: {patterns[0]}"}
         yield Finding("checkpoint.stalled", "warning", "see its log about saving", evidence=evidence)
     if rhythm.phase != "end":

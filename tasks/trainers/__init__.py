@@ -172,9 +172,20 @@ ACCELERATE = Trainer(
     name="accelerate",
     recognises=lambda command: bool(_ACCELERATE_IMPORT.search(command.text)),
     lines=_LINES,
-    checkpoints=lambda command: _weights(command, "checkpoint-*", "step_*", "epoch_*", "*", ""),
+    checkpoints=lambda command: (
+        *_weights(command, "checkpoint-*", "step_*", "epoch_*", "*", ""),
+        *_below_folder(
+            command,
+            *(
+                f"{place}*model*.{end}"
+                for place in ("", "*/", "*/*/", "*/*/*/")
+                for end in ("safetensors", "bin")
+            ),
+        ),
+    ),
 )
-"""Scripts on accelerate 1.15, as diffusers' examples are: their bars, and their folders of states."""
+"""Scripts on accelerate 1.15, as diffusers' examples are: their bars, and their folders of states, which a
+script names as it likes."""
 
 YOLO = Trainer(
     name="YOLO",

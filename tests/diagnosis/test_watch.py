@@ -256,7 +256,9 @@ def test_a_failure_within_a_thread_leaves_a_doubt(tmp_path: Path) -> None:
         ),
     )
     assert done.returncode == 0
-    assert b"! worker.crashed    RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly" in done.stderr
+    assert (
+        b"! worker.crashed    RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly" in done.stderr
+    )
     assert b"! watch: it ended, and leaves a doubt (worker.crashed): exit code 0" in done.stderr
 
 
