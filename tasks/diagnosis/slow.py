@@ -73,8 +73,9 @@ class Goodput:
         self.spent[activity] += moved
 
     def __str__(self) -> str:
-        """Return `goodput 84 %: training 10 min, validating 2 min`, with what took a second at least."""
-        parts = [f"{name} {format_duration(spent)}" for name, spent in self.spent.items() if spent >= 1]
+        """Return `goodput 84 %: training 10 min, validating 2 min`, with what took a hundredth at least."""
+        least = sum(self.spent.values()) / 100
+        parts = [f"{name} {format_duration(spent)}" for name, spent in self.spent.items() if spent > least]
         return f"goodput {self.share('training'):.0%}: {', '.join(parts)}"
 
 

@@ -311,7 +311,7 @@ def test_a_last_loss_that_is_no_number_is_a_failure_and_one_that_is_success(tmp_
     )
     assert sound.returncode == 0
     assert (
-        b"it ended well: exit code 0, 1 line of progress, logs/a/checkpoints/epoch_1.pt written"
+        b"it ended well: exit code 0, 1 line of progress, loss 0.5, logs/a/checkpoints/epoch_1.pt written"
         in sound.stderr
     )
 

@@ -26,7 +26,7 @@ SLOW: dict[str, str] = {
     "validation_slow": "validation.slow",
 }
 HEALTHY = ("healthy", "healthy_workers", "healthy_noise", "healthy_validation", "healthy_memory")
-SECONDS = {"memory_copied": 260}
+SECONDS = {"memory_copied": 220}
 AT_ONCE = 2
 PROGRAM = "tests.stalls.slow_program"
 CODES = frozenset(SLOW.values())

@@ -101,7 +101,9 @@ def _straggler(signs: Signs) -> Support | None:
     """Find one worker that works while all others wait to be asked, and the rank waits for it: batches come
     in the workers' order. Or one rank that waits for its data while the others wait for it."""
     main, workers = signs.main, signs.living_workers
-    if main is None or not signs.is_delivered or not signs.is_waiting_for_data or signs.runs(main):
+    if main is None or not signs.is_delivered or main.share("runs") >= 0.5:
+        return None
+    if not signs.is_waiting_for_data and (not workers or main.share(*POLLS) < 0.5):
         return None
     if signs.is_main_waited_for:
         return Support(
