@@ -103,7 +103,8 @@ def _straggler(signs: Signs) -> Support | None:
     main, workers = signs.main, signs.living_workers
     if main is None or not signs.is_delivered or main.share("runs") >= 0.5:
         return None
-    if not signs.is_waiting_for_data and (not workers or main.share(*POLLS) < 0.5):
+    is_waiting = signs.is_waiting_for_data
+    if not is_waiting and (not workers or main.share(*POLLS) < 0.5):  # one look may fall on a step
         return None
     if signs.is_main_waited_for:
         return Support(
@@ -112,7 +113,7 @@ def _straggler(signs: Signs) -> Support | None:
             {"workers": len(signs.living_workers), "read": f"{size(signs.read_rate)}/s"},
             {"rank": main.rank},
         )
-    busy = [one for one in workers if signs.runs(one) or one.share(*DISKS) >= STEADY]
+    busy = [one for one in workers if signs.runs(one) or (is_waiting and one.share(*DISKS) >= STEADY)]
     idle = [one for one in workers if one.share(*POLLS, *LOCKS) >= STEADY]
     if len(workers) < 2 or len(busy) != 1 or len(idle) < len(workers) - 1:
         return None
