@@ -53,6 +53,7 @@ KEPT_LOG_BYTES = 4 << 20
 ACTIVE_CORES = 0.02
 """Processes that use less of a core, and read and write nothing, are idle."""
 IDLE_S = 60.0
+ACTIVITY_EVERY_S = 5.0
 GRACE_S = (20.0, 10.0)
 """The time between the signals that stop a training: SIGINT, SIGTERM, SIGKILL."""
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -330,7 +331,9 @@ class _TreeActivity:
         self._cpu_s, self._bytes = 0.0, 0
 
     def idle_s(self, now: float) -> float:
-        """Return for how long they have been idle."""
+        """Return for how long they have been idle, as of the last look at them."""
+        if now - self._at < ACTIVITY_EVERY_S:
+            return self._at - self.since
         family = procfs.family(self._pid)
         cpu_s = sum(found.cpu_s for one in family if (found := procfs.stat(one)) is not None)
         counters = [procfs.numbers(one, "io") for one in family]
