@@ -54,14 +54,7 @@ def results() -> dict[str, Future[dict[str, Any]]]:
     return {kind: pool.submit(watched, kind) for kind in (*SLOW, *HEALTHY)}
 
 
-NOT_YET = pytest.mark.xfail(
-    reason="copied pages of a small list are not noticed within minutes", strict=False
-)
-
-
-@pytest.mark.parametrize(
-    "kind", [pytest.param(one, marks=[NOT_YET] if one == "memory_copied" else []) for one in SLOW]
-)
+@pytest.mark.parametrize("kind", SLOW)
 def test_what_makes_it_slow_is_named(kind: str, results: dict[str, Future[dict[str, Any]]]) -> None:
     found = results[kind].result()
     assert {one["code"] for one in found["findings"]} == {SLOW[kind]}
