@@ -61,10 +61,22 @@ ValueError: no label for cat"""
         (KILLED, 1, "rank 1 was ended by SIGKILL"),
         (SRUN, 3, "rank 3 was ended by SIGSEGV"),
         (SUMMARY, 1, "rank 1 was ended by SIGKILL"),
+        (SUMMARY.replace("-9 ", "137 "), 1, "rank 1 was ended by SIGKILL"),
+        (SUMMARY.replace("-9 ", "-40 "), 1, "rank 1 was ended by signal 40"),
         (LAUNCHED, None, "it raised KeyError: 'cat', in load (here/train.py:5)"),
         (CHAINED, None, "it raised ValueError: no label for cat, in load (here/train.py:8)"),
     ],
-    ids=["plain", "spawn", "spawn killed", "srun", "torchrun", "accelerate", "chained"],
+    ids=[
+        "plain",
+        "spawn",
+        "spawn killed",
+        "srun",
+        "torchrun",
+        "by a shell",
+        "real-time signal",
+        "accelerate",
+        "chained",
+    ],
 )
 def test_the_rank_that_ended_it_is_found(log: str, rank: int | None, what: str) -> None:
     found = end_of(log.splitlines())
@@ -79,9 +91,11 @@ def test_the_rank_that_ended_it_is_found(log: str, rank: int | None, what: str) 
         "Exception in thread Thread-1 (upload):\n" + RAISED,
         RAISED + "\nstill here" * 50,
         SRUN.split("srun")[0].strip(),
+        "[rank1]:[E1126 ProcessGroupNCCL.cpp:632] [Rank 1] Watchdog caught collective operation timeout\n"
+        + SUMMARY.replace("-9 ", "-6 "),
         "a caption: Traceback (most recent call last):\nKeyError: 'cat'",
     ],
-    ids=["ignored", "thread", "went on", "about another", "caption"],
+    ids=["ignored", "thread", "went on", "about another", "watchdog", "caption"],
 )
 def test_what_ended_nothing_is_no_end(log: str) -> None:
     assert end_of(log.splitlines()) is None

@@ -47,13 +47,19 @@ _OF_OTHERS = re.compile(
     r"remote process exited|DistNetworkError|DistStoreError|NCCL|Watchdog caught collective|Socket Timeout"
 )
 """What torch.distributed says where another rank has gone."""
+_WATCHDOG = re.compile(
+    r"Watchdog caught collective|terminating? the process down due to|ProcessGroupNCCL.*abort"
+)
+"""NCCL's watchdog aborts each rank that waits too long for the others."""
+_SHELL_SIGNAL = 128
+"""A shell's exit code for a signal is this and its number."""
 _LAUNCHERS = (
     "ChildFailedError", "ProcessExitedException", "ProcessRaisedException", "CalledProcessError",
     "SignalException",
 )  # fmt: skip
 """The exceptions of a launcher, about its children."""
 _BY_HAND = "see who ended it: a scheduler's time limit, a preemption, or somebody's kill"
-_REMEDIES = {
+_REMEDIES: dict[int, str] = {
     signal.SIGKILL: "look for an out-of-memory kill (dmesg); else a scheduler or somebody ended it",
     signal.SIGTERM: _BY_HAND,
     signal.SIGINT: "somebody interrupted it (Ctrl-C, or kill -INT)",
@@ -113,12 +119,13 @@ def end_of(lines: Sequence[str]) -> Finding | None:
 
 def killed(who: str, sign: int) -> Finding:
     """Return `process.gone` for one that a signal ended."""
-    remedy = _REMEDIES.get(signal.Signals(sign), _CRASHED)
+    remedy = _REMEDIES.get(sign, _CRASHED)
     return Finding("process.gone", "error", remedy, evidence={"what": _by_signal(who, sign)})
 
 
 def _by_signal(who: str, sign: int) -> str:
-    return f"{who} was ended by {signal.Signals(sign).name}"
+    name = signal.Signals(sign).name if sign in set(signal.Signals) else f"signal {sign}"
+    return f"{who} was ended by {name}"
 
 
 def _in_words(end: _EndOfRank) -> str:
@@ -143,9 +150,11 @@ def _ends(lines: Sequence[str]) -> list[_EndOfRank]:
     for rank, raised in _tracebacks(lines):
         if not any(name in raised.error for name in _LAUNCHERS):
             end(rank).raised = raised
+    has_watchdog = any(_WATCHDOG.search(line) for line in lines)
     for rank, code, is_first in _exits(lines):
-        end(rank).code = code
-        end(rank).is_first |= is_first
+        if not (has_watchdog and code == -signal.SIGABRT):
+            end(rank).code = _SHELL_SIGNAL - code if code > _SHELL_SIGNAL else code
+            end(rank).is_first |= is_first
     if len(found) > 1 and None in found:  # printed before torch knew its rank
         lost = found.pop(None)
         failed = [one for one in found.values() if one.raised is None and (one.code or 0) > 0]
