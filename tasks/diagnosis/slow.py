@@ -314,12 +314,15 @@ SAMPLES = 60
 """Glances at the rank, one per poll, that have to agree that it waits."""
 WAITING = 0.4
 FIRST_PAUSE_S = 15.0
+SOON_AGAIN = 3
+"""So many examinations follow each other soon, as one look at the stacks may fall on a step."""
 SLOW_CODES = (
     "loader.bound",
     "loader.straggler",
     "disk.slow",
     "decode.slow",
     "tracker.blocked",
+    "tracker.slow",
     "validation.rank0",
 )
 GPU_EVERY_S, IDLE_LOOKS, IDLE_PERCENT = 30.0, 4, 20
@@ -339,7 +342,7 @@ class SlowWatch:
         self._rank: int | None = None
         self._asleep: deque[bool] = deque(maxlen=SAMPLES)
         self._asleep_s, self._looked = 0.0, began
-        self._next_examination, self._pause_s = began, FIRST_PAUSE_S
+        self._next_examination, self._examinations = began, 0
         self._examination: Future[Sequence[Finding]] | None = None
         self._next_gpus, self._idle_gpus = began, 0
 
@@ -404,12 +407,13 @@ class SlowWatch:
         return ()
 
     def _examined(self, now: float) -> Sequence[Finding]:
-        """Return what the examination has found, once it is done; the next one comes after a longer pause."""
+        """Return what the examination has found, once it is done; later ones come ever more rarely."""
         if self._examination is None or not self._examination.done():
             return ()
         examination, self._examination = self._examination, None
-        self._pause_s *= 2
-        self._next_examination = now + self._pause_s
+        self._examinations += 1
+        rarer = max(self._examinations - SOON_AGAIN, 0)
+        self._next_examination = now + FIRST_PAUSE_S * 2**rarer
         if (error := examination.exception()) is not None:  # as of a process that ended meanwhile
             logger.info("the examination failed", exc_info=error)
             return ()

@@ -7,7 +7,6 @@ docs/stalls.md; `python -m tests.soak.verdicts render` only writes those. All ro
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -84,7 +83,7 @@ def _watched(kind: str, code: str) -> Row:
     process = subprocess.Popen(
         command,
         cwd=ROOT,
-        env={**os.environ, "SLOW_SECONDS": str(seconds), "PYTHONUNBUFFERED": "1"},
+        env=test_slow.environment(kind),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

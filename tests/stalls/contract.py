@@ -6,13 +6,18 @@ A verdict without a producer proves nothing, so the matrix (`test_matrix.py`) st
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import signal
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -80,6 +85,21 @@ class Stall:
     @property
     def is_healthy(self) -> bool:
         return not self.codes
+
+
+@cache
+def beside(*packages: str) -> tuple[str, str | None]:
+    """A folder with these packages alone, which this process keeps for itself; or why they cannot be had."""
+    folder = tempfile.mkdtemp(prefix="beside-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    uv = str(Path(sys.executable).with_name("uv"))
+    command = [uv, "pip", "install", "--quiet", "--no-deps", "--python", sys.executable, "--target", folder]
+    try:
+        subprocess.run([*command, *packages], check=True, capture_output=True, text=True, timeout=300)
+    except (OSError, subprocess.SubprocessError) as error:
+        said = str(getattr(error, "stderr", None) or error).strip().splitlines()[-1]
+        return "", f"{packages[0]} cannot be installed: {said}"
+    return folder, None
 
 
 @contextmanager

@@ -3,16 +3,11 @@ the last of four gloo ranks, injected by its own code (`inject_fault` of `nvidia
 
 from __future__ import annotations
 
-import atexit
 import os
-import shutil
-import subprocess
-import sys
-import tempfile
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
-from tests.stalls.contract import Stall, Training, launch, says
+from tests.stalls.contract import Stall, Training, beside, launch, says
 from tests.stalls.own import PYTHON
 from tests.stalls.waits import TORCHRUN
 
@@ -40,24 +35,9 @@ FAULTS: tuple[tuple[str, frozenset[str], str], ...] = (
 """The name of a fault there, the right codes, and what the verdict must say besides the rank."""
 
 
-@cache
-def injector() -> tuple[str, str | None]:
-    """The folder of the packages, which this process keeps for itself; or why they cannot be had."""
-    folder = tempfile.mkdtemp(prefix="fault-pool-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    uv = str(Path(sys.executable).with_name("uv"))
-    command = [uv, "pip", "install", "--quiet", "--no-deps", "--python", sys.executable, "--target", folder]
-    try:
-        subprocess.run([*command, *PACKAGES], check=True, capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.SubprocessError) as error:
-        said = str(getattr(error, "stderr", None) or error).strip().splitlines()[-1]
-        return "", f"nvidia-resiliency-ext cannot be installed: {said}"
-    return folder, None
-
-
 def faulty(folder: Path, fault: str, rank: int, *, is_end: bool, **env: str) -> Training:
     """Ranks into one of which the fault is injected; ready at their end, or some seconds after the fault."""
-    path = os.pathsep.join([PYTHON["PYTHONPATH"], injector()[0]])
+    path = os.pathsep.join([PYTHON["PYTHONPATH"], beside(*PACKAGES)[0]])
     command = [TORCHRUN, "--standalone", f"--nproc_per_node={RANKS}", "-m", PROGRAM, fault, str(rank)]
     process, log = launch(command, folder, {**PYTHON, "PYTHONPATH": path, **env})
     mark = folder / "injected"
@@ -71,7 +51,7 @@ STALLS = tuple(
         f"{fault} of rank {rank} of {RANKS}",
         partial(faulty, fault=fault, rank=rank, is_end=codes in (GONE, FAILED)),
         codes,
-        missing=lambda: injector()[1],
+        missing=lambda: beside(*PACKAGES)[1],
         rank=rank,
         words=words,
     )

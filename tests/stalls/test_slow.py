@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
+from tests.stalls.contract import beside
 
 pytestmark = pytest.mark.proof
 SLOW: dict[str, str] = {
@@ -24,6 +25,7 @@ SLOW: dict[str, str] = {
     "memory_growing": "memory.growing",
     "memory_copied": "memory.growing",
     "validation_slow": "validation.slow",
+    "tracker_slow": "tracker.slow",
 }
 HEALTHY = ("healthy", "healthy_workers", "healthy_noise", "healthy_validation", "healthy_memory")
 SECONDS = {"memory_copied": 220}
@@ -32,15 +34,27 @@ PROGRAM = "tests.stalls.slow_program"
 CODES = frozenset(SLOW.values())
 
 
+MLFLOW = (
+    "mlflow-skinny", "cachetools", "click", "cloudpickle", "databricks-sdk", "google-auth", "importlib-metadata",
+    "opentelemetry-api", "opentelemetry-sdk", "opentelemetry-proto", "opentelemetry-semantic-conventions", "protobuf",
+    "sqlparse", "zipp",
+)  # fmt: skip
+
+
+def environment(kind: str) -> dict[str, str]:
+    """The environment of a training, with the packages that only it needs."""
+    env = {**os.environ, "SLOW_SECONDS": str(SECONDS.get(kind, 150)), "PYTHONUNBUFFERED": "1"}
+    return {**env, "PYTHONPATH": beside(*MLFLOW)[0]} if kind == "tracker_slow" else env
+
+
 def watched(kind: str) -> dict[str, Any]:
-    seconds = str(SECONDS.get(kind, 150))
     training = [sys.executable, "-m", PROGRAM, kind]
     done = subprocess.run(
         [sys.executable, "-m", "flows.cli", "watch", "--json", "--", *training],
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env={**os.environ, "SLOW_SECONDS": seconds},
+        env=environment(kind),
         timeout=600,
     )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from tests.stalls.contract import beside
 from tests.stalls.open_clip import command, write_shards
 
 pytestmark = pytest.mark.proof
@@ -134,13 +135,10 @@ NAMES = {
 
 
 @pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = str(tmp_path_factory.mktemp("packages"))
-    uv = str(Path(sys.executable).with_name("uv"))
-    install = [uv, "pip", "install", "--quiet", "--no-deps", "--python", sys.executable, "--target", folder]
-    done = subprocess.run([*install, *PACKAGES], capture_output=True, text=True, timeout=300)
-    if done.returncode != 0:
-        pytest.skip(f"the trainers cannot be installed: {done.stderr.strip().splitlines()[-1]}")
+def packages() -> str:
+    folder, reason = beside(*PACKAGES)
+    if reason is not None:
+        pytest.skip(reason)
     return folder
 
 

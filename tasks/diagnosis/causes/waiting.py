@@ -90,6 +90,22 @@ def _tracker(signs: Signs) -> Support | None:
     return None
 
 
+def _slow_tracker(signs: Signs) -> Support | None:
+    """Find a rank that goes on, and spends its time in the calls of its tracker."""
+    for rank in signs.ranks if signs.goes_on else ():
+        call = signs.calls(rank, *TRACKER_CALLS)
+        waits = 1 - rank.share("runs")
+        if call is None or signs.sleeps(rank) or waits < 0.4:
+            continue
+        return Support(
+            f"rank {rank.rank} trains, and waits for its tracker",
+            "log less often, or leave files and tables to the end; Tarmac's own runs never wait for wandb",
+            {"stack": call, "called from": signs.own_call(rank), "rests": f"{waits:.0%} of the time"},
+            {"rank": rank.rank},
+        )
+    return None
+
+
 def _no_tracker_runs(signs: Signs) -> str | None:
     is_traced = signs.ranks and all(rank.stack for rank in signs.ranks)
     return "no tracker runs" if is_traced and not signs.seen.of("tracker") else None
@@ -373,6 +389,7 @@ WAITING = (
     Cause("disk.full", "error", _disk_full, (_waits_for_data,)),
     Cause("lock.waiting", "error", _lock, (_no_lock_is_held,)),
     Cause("input.waiting", "error", _input, (_waits_for_data,), yields_to=("lock.waiting",)),
+    Cause("tracker.slow", "warning", _slow_tracker, yields_to=("tracker.blocked",)),
     Cause(
         "tracker.blocked",
         "error",
