@@ -28,7 +28,10 @@ def main() -> int:
         for stall in ROWS:
             if stall.name not in DAILY or stall.missing() is not None:
                 continue
-            with tempfile.TemporaryDirectory(prefix="stall-") as folder, started(stall, Path(folder)) as training:
+            with (
+                tempfile.TemporaryDirectory(prefix="stall-") as folder,
+                started(stall, Path(folder)) as training,
+            ):
                 if training.process.poll() is not None:
                     continue
                 time.sleep(STALLED_S)
