@@ -15,6 +15,8 @@ WINDOWS = 64
 FIRST_WINDOW = 4
 """Steps in a window at first. When there are `WINDOWS` of them, pairs are merged."""
 LEAST_STEPS = 48
+LEAST_SAMPLES = 4096
+"""So few samples teach a contrast little, in however many steps."""
 AT_CHANCE = 0.01
 """How far a mean loss at chance may be from it, as a share."""
 STANDS = 0.002

@@ -10,17 +10,18 @@ import math
 import re
 
 from tasks.core.findings import Finding
-from tasks.runs.curve import LossCurve
+from tasks.runs.curve import LEAST_SAMPLES, LossCurve
 from tasks.trainers.contract import Progress, Trainer
 
 _SCALE = re.compile(
-    r"(?i)\b(?:reducing|setting|attempted)\b.*?(?:loss scale to:?|reducing to) *(?P<scale>[\d.e+-]*\d)"
+    r"(?i)\b(?:reducing|setting|attempted)\b.*?(?:loss scale to:?|reducing to) *"
+    r"(?P<scale>\d+(?:\.\d*)?(?:e[-+]?\d+)?)"
 )
 """Apex: `Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to 1.0`; fairseq: `gradient
 overflow detected, ignoring gradient, setting loss scale to: 0.0625`; DeepSpeed: `OVERFLOW! Rank 0 Skipping
 step. Attempted loss scale: 1, reducing to 0.5`."""
-SMALL_SCALE = 64.0
-"""A loss scale below which fp16 loses small gradients."""
+SMALL_SCALE = 1.0
+"""Some trainers begin at 128, sum the losses of a batch and train well at 8; below 1 the loss is made smaller."""
 _RATE = "try the learning rate ten times lower and higher"
 
 
@@ -31,6 +32,7 @@ class Learning:
         self._trainer, self._curve = trainer, LossCurve()
         self._settings: dict[str, str] = {}
         self._warm_after: int | None = None
+        self._samples = 0.0
         self._scale: float | None = None
         self.found: list[Finding] = []
 
@@ -47,8 +49,8 @@ class Learning:
             return
         self._curve.add([progress.loss])
         contrast = self._trainer.contrast(self._settings)
-        samples = (progress.epoch or 0) * (progress.total or 0.0) + (progress.done or 0.0)
-        if self._warm_after is None and contrast is not None and samples >= contrast.warmup_samples:
+        self._samples = (progress.epoch or 0) * (progress.total or 0.0) + (progress.done or 0.0)
+        if self._warm_after is None and contrast is not None and self._samples >= contrast.warmup_samples:
             self._warm_after = self._curve.steps
 
     def look(self) -> list[Finding]:
@@ -61,7 +63,7 @@ class Learning:
     def _judge(self) -> list[Finding]:
         found: list[Finding] = []
         contrast = self._trainer.contrast(self._settings)
-        if contrast is not None and self._warm_after is not None:
+        if contrast is not None and self._warm_after is not None and self._samples >= LEAST_SAMPLES:
             chance = math.log(contrast.pairs)
             if self._curve.is_at_chance(chance, self._warm_after):
                 what = f"the loss stands at {chance:.2f}, chance among {contrast.pairs} pairs"

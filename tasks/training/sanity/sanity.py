@@ -32,7 +32,7 @@ from tasks.loader.feed import Feed
 from tasks.models.held_out import held_out
 from tasks.models.recipes import Recipe
 from tasks.models.task import Contrastive, Embedder
-from tasks.runs.curve import AT_CHANCE, LossCurve
+from tasks.runs.curve import AT_CHANCE, LEAST_SAMPLES, LossCurve
 from tasks.runs.folder import RunFolder
 from tasks.training.ranks import Ranks
 from tasks.training.sanity import weights
@@ -55,8 +55,6 @@ LEARNED = 0.01
 TRAVELLED = 0.03
 """The sum of the learning rates after which a model has had time to learn: Adam moves each weight by about
 the learning rate per step, and most weights begin at a size like this."""
-LEAST_SAMPLES = 4096
-"""So few samples teach a contrast little, in however many steps."""
 COLLAPSED = 1e-6
 """A model whose loss differs less gives the same answer to all pictures."""
 MEMORISED = 0.05
