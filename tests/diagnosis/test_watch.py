@@ -366,7 +366,14 @@ def test_the_verdict_for_which_it_stopped_the_training_stands_last(
     seen = observation("no-caption-member-resampled")
     done = examination.Examination("process 7", "7", judge(seen), seen, 0.0)
     monkeypatch.setattr(examination, "examine_process", lambda *_: done)
-    words = script("import time; print('step 1/9', flush=True); time.sleep(600)")
+    words = script(
+        """
+        import signal, time
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+        print("step 1/9", flush=True)
+        time.sleep(600)
+        """
+    )
     assert cli.main(["watch", "--stop", "--", *words]) == 1
     lines = capfd.readouterr().err.splitlines()
     end = next(place for place, line in enumerate(lines) if line.startswith("✗ watch: it stopped the"))

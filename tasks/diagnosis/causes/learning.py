@@ -21,7 +21,7 @@ _SCALE = re.compile(
 overflow detected, ignoring gradient, setting loss scale to: 0.0625`; DeepSpeed: `OVERFLOW! Rank 0 Skipping
 step. Attempted loss scale: 1, reducing to 0.5`."""
 SMALL_SCALE = 1.0
-"""Some trainers begin at 128, sum the losses of a batch and train well at 8; below 1 it makes losses smaller."""
+"""Some trainers begin at 128, sum the losses of a batch and train well at 8; below 1 fp16 is at its end."""
 _RATE = "try the learning rate ten times lower and higher"
 
 
