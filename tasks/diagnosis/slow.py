@@ -19,10 +19,11 @@ from typing import Literal, NamedTuple, cast
 from tasks.core.findings import Finding
 from tasks.core.units import format_duration, size
 from tasks.diagnosis.causes.signs import LOCKS, POLLS
+from tasks.diagnosis.fetching import FetchWatch
 from tasks.diagnosis.observation import procfs
 from tasks.diagnosis.observation.machine import gpus, memory_left
 from tasks.diagnosis.observation.observe import find_ranks
-from tasks.trainers.contract import Phase, Progress
+from tasks.trainers.contract import Phase, Progress, Trainer
 
 logger = logging.getLogger(__name__)
 Activity = Literal["training", "waiting for data", "validating", "saving", "starting", "stalled"]
@@ -331,12 +332,19 @@ GPU_EVERY_S, IDLE_LOOKS, IDLE_PERCENT = 30.0, 4, 20
 class SlowWatch:
     """Watches a training that goes on for what makes it slow; each code is reported once."""
 
-    def __init__(self, pid: int, began: float, examine: Callable[[], Sequence[Finding]]) -> None:
-        """`examine` observes the processes for some seconds and returns the causes that hold it up."""
+    def __init__(
+        self,
+        pid: int,
+        began: float,
+        examine: Callable[[], Sequence[Finding]],
+        workers_option: str = Trainer.workers_option,
+    ) -> None:
+        """`examine` observes the processes for some seconds and returns the causes that hold it up;
+        `workers_option` is how its trainer is given loader workers."""
         self.course = Course(began)
         self.found: list[Finding] = []
         self._pid, self._examine = pid, examine
-        self._memory = MemoryWatch()
+        self._memory, self._fetching, self._workers_option = MemoryWatch(), FetchWatch(), workers_option
         self._loads: deque[float] = deque(maxlen=MOST_WINDOWS)
         self._next_judgement = began
         self._rank: int | None = None
@@ -361,6 +369,7 @@ class SlowWatch:
                 growing = self._memory.finding(memory_left(self._pid))
                 new += [] if growing is None else [growing]
         new += self._waits(now)
+        new += self._fetches(now)
         new += self._gpus(now)
         self._looked = now
         known = {finding.code for finding in self.found}
@@ -382,7 +391,8 @@ class SlowWatch:
         if any(
             one.code in ("loader.bound", "loader.straggler", "disk.slow", "decode.slow") for one in self.found
         ):
-            goodput.move(self._asleep_s, "waiting for data")
+            fetched_s = self._fetching.share * goodput.spent["training"]
+            goodput.move(max(self._asleep_s, fetched_s), "waiting for data")
         return goodput
 
     def _waits(self, now: float) -> Sequence[Finding]:
@@ -418,6 +428,17 @@ class SlowWatch:
             logger.info("the examination failed", exc_info=error)
             return ()
         return [replace(one, severity="warning") for one in examination.result() if one.code in SLOW_CODES]
+
+    def _fetches(self, now: float) -> Iterator[Finding]:
+        """Find a rank that spends its time with loading data itself."""
+        if not self.course.is_stepping or self._rank is None:
+            return
+        self._fetching.look(self._rank, now)
+        if self._fetching.share >= WAITING:
+            what = f"it trains, and loads its data itself {self._fetching.share:.0%} of the time, without workers"
+            remedy = f"take workers, which load while it trains: {self._workers_option.replace('N', '2')}"
+            evidence = {"what": what, "stack": self._fetching.call}
+            yield Finding("loader.bound", "warning", remedy, evidence=evidence)
 
     def _gpus(self, now: float) -> Iterator[Finding]:
         if now < self._next_gpus or not self.course.is_stepping:

@@ -165,7 +165,7 @@ def watch(
             except OSError as error:
                 passage.start()
                 raise UsageError(f"tarmac watch: {words[0]} cannot be started: {error.strerror}") from None
-            slow = listener.slow = _slow_watch(process.pid, began, listener.log)
+            slow = listener.slow = _slow_watch(process.pid, began, listener.log, trainer.workers_option)
             passage.start()
             signals.forward_to(process)
             stalls = _attend(process, listener, slow, show, stops)
@@ -205,11 +205,11 @@ def watch(
     )
 
 
-def _slow_watch(pid: int, began: float, log: Path) -> SlowWatch:
+def _slow_watch(pid: int, began: float, log: Path, workers_option: str) -> SlowWatch:
     def examine() -> Sequence[Finding]:
         return examination.examine_process(pid, log).verdict.report.findings
 
-    return SlowWatch(pid, began, examine)
+    return SlowWatch(pid, began, examine, workers_option)
 
 
 def _attend(

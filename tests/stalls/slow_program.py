@@ -106,6 +106,18 @@ def loader_bound_sleep() -> None:
     train(DataLoader(Rows(2000, lambda row: time.sleep(0.05)), 8, num_workers=2), lambda step: compute(0.05))
 
 
+def loader_bound_without_workers() -> None:
+    train(DataLoader(Rows(2000, lambda row: time.sleep(0.05)), 8), lambda step: compute(0.1))
+
+
+def loader_bound_without_workers_by_decoding() -> None:
+    train(DataLoader(Rows(2000, lambda row: compute(0.05)), 8), lambda step: compute(0.1))
+
+
+def healthy_without_workers() -> None:
+    train(DataLoader(Rows(2000, lambda row: compute(0.002)), 8), lambda step: compute(0.2))
+
+
 def straggler() -> None:
     def work(row: int) -> None:
         info = get_worker_info()

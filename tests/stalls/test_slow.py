@@ -18,6 +18,8 @@ pytestmark = pytest.mark.proof
 SLOW: dict[str, str] = {
     "loader_bound": "loader.bound",
     "loader_bound_sleep": "loader.bound",
+    "loader_bound_without_workers": "loader.bound",
+    "loader_bound_without_workers_by_decoding": "loader.bound",
     "straggler": "loader.straggler",
     "pace_dropped": "pace.dropped",
     "pace_dropped_by_sleep": "pace.dropped",
@@ -27,7 +29,14 @@ SLOW: dict[str, str] = {
     "validation_slow": "validation.slow",
     "tracker_slow": "tracker.slow",
 }
-HEALTHY = ("healthy", "healthy_workers", "healthy_noise", "healthy_validation", "healthy_memory")
+HEALTHY = (
+    "healthy",
+    "healthy_workers",
+    "healthy_without_workers",
+    "healthy_noise",
+    "healthy_validation",
+    "healthy_memory",
+)
 SECONDS = {"memory_copied": 220}
 AT_ONCE = 2
 PROGRAM = "tests.stalls.slow_program"
