@@ -435,7 +435,8 @@ class SlowWatch:
             return
         self._fetching.look(self._rank, now)
         if self._fetching.share >= WAITING:
-            what = f"it trains, and loads its data itself {self._fetching.share:.0%} of the time, without workers"
+            share = f"{self._fetching.share:.0%} of the time"
+            what = f"it trains, and loads its data itself {share}, without workers"
             remedy = f"take workers, which load while it trains: {self._workers_option.replace('N', '2')}"
             evidence = {"what": what, "stack": self._fetching.call}
             yield Finding("loader.bound", "warning", remedy, evidence=evidence)

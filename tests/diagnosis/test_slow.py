@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import wait
 from pathlib import Path
 
 import pytest
 
 from tasks.core.findings import Finding
+from tasks.diagnosis import fetching
+from tasks.diagnosis.observation.stacks import Stacks
 from tasks.diagnosis.slow import GPU_EVERY_S, Course, MemoryWatch, SlowWatch, _MemoryLook
 from tasks.trainers.contract import Phase, Progress
 
@@ -123,3 +126,35 @@ def test_a_gpu_with_nothing_to_do(idle_gpu: None) -> None:
         slow.note("step", look, now := 1.0 + look * GPU_EVERY_S)
         found += slow.look(now)
     assert [one.code for one in found] == ["gpu.idle"] and "at last 3 %" in str(found[0].evidence["what"])
+
+
+@pytest.mark.parametrize("fetches, share", [(12, 1.0), (6, 0.5), (0, 0.0)])
+def test_glances_at_a_rank_that_loads_its_data_itself(
+    monkeypatch: pytest.MonkeyPatch, fetches: int, share: float
+) -> None:
+    loads = [
+        "Rows.__getitem__ (train.py:7)",
+        "fetch (torch/utils/data/_utils/fetch.py:54)",
+        "train (train.py:9)",
+    ]
+    stacks = iter([loads] * fetches + [["train (train.py:12)"]] * (fetching.GLANCES - fetches))
+    monkeypatch.setattr(fetching, "stacks_of", lambda pids: ({pids[0]: Stacks(next(stacks), {}, None)}, None))
+    watch = fetching.FetchWatch()
+    for number in range(2 * fetching.GLANCES):
+        assert watch.share in (0.0, share)
+        watch.look(1, fetching.SOON_S * number)
+        if watch._pending is not None:
+            wait([watch._pending])
+    assert watch.share == share
+    assert not share or watch.call == loads[0]
+
+
+def test_a_rank_whose_stack_is_denied_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(fetching, "stacks_of", lambda pids: (asked.append(pids[0]) or {}, "denied"))
+    watch = fetching.FetchWatch()
+    for number in range(10):
+        watch.look(1, fetching.SOON_S * number)
+        if watch._pending is not None:
+            wait([watch._pending])
+    assert len(asked) == fetching.MOST_FAILURES and watch.share == 0.0
