@@ -132,34 +132,42 @@ def _table(table: str, rows: Sequence[Row]) -> Iterator[str]:
     unit = "steps" if table == "wrong" else "s"
     causes = [row for row in rows if row.code]
     healthy = [row for row in rows if not row.code]
-    right = sum(row.score == 1 for row in causes)
     doubts = sum(row.score != 1 for row in healthy)
-    yield f"{right} of {len(causes)} named, {doubts} of {len(healthy)} healthy ones doubted; {_after(causes, unit)}."
+    yield f"{_right(causes)} named, {doubts} of {len(healthy)} healthy ones doubted; {_after(causes, unit)}."
     yield ""
-    blind = ["named without stacks"] if table == "stuck" else []
-    yield _line("code", "named", *blind, f"{unit}, median", f"{unit}, worst", "trainings")
-    yield "|---" * (5 + len(blind)) + "|"
-    for code in sorted({row.code for row in causes}):
-        some = [row for row in causes if row.code == code]
-        spent = [row.after for row in some if row.score == 1] or [0.0]
-        seen = [row for row in some if row.untraced is not None]
-        told = f"{sum(row.untraced == 1 for row in seen)} of {len(seen)}" if seen else "its log"
-        yield _line(
-            f"`{code}`",
-            f"{sum(row.score == 1 for row in some)} of {len(some)}",
-            *([told] if blind else []),
-            f"{median(spent):.0f}",
-            f"{max(spent):.0f}",
-            "; ".join(_names(some)),
-        )
-    yield _line(
-        "none",
-        f"{len(healthy) - doubts} of {len(healthy)}",
-        *blind and [""],
-        "",
-        "",
-        "; ".join(_names(healthy)),
-    )
+    cells = [
+        _cells(code, [row for row in causes if row.code == code], unit)
+        for code in sorted({row.code for row in causes})
+    ]
+    last = {
+        **dict.fromkeys(cells[0], ""),
+        "code": "none",
+        "named": _right(healthy),
+        "trainings": _names(healthy),
+    }
+    shown = [name for name in cells[0] if name != "without stacks" or table == "stuck"]
+    yield _line(shown)
+    yield "|---" * len(shown) + "|"
+    for row in (*cells, last):
+        yield _line([row[name] for name in shown])
+
+
+def _cells(code: str, rows: Sequence[Row], unit: str) -> dict[str, str]:
+    """A line of the table by its headings."""
+    spent = [row.after for row in rows if row.score == 1] or [0.0]
+    living = [row.untraced for row in rows if row.untraced is not None]
+    return {
+        "code": f"`{code}`",
+        "named": _right(rows),
+        "without stacks": f"{living.count(1)} of {len(living)}" if living else "by its log",
+        f"{unit}, median": f"{median(spent):.0f}",
+        f"{unit}, worst": f"{max(spent):.0f}",
+        "trainings": _names(rows),
+    }
+
+
+def _right(rows: Sequence[Row]) -> str:
+    return f"{sum(row.score == 1 for row in rows)} of {len(rows)}"
 
 
 def _after(rows: Sequence[Row], unit: str) -> str:
@@ -167,13 +175,15 @@ def _after(rows: Sequence[Row], unit: str) -> str:
     return f"after {median(spent):.0f} {unit} in the median, {max(spent):.0f} {unit} at most"
 
 
-def _names(rows: Sequence[Row]) -> list[str]:
+def _names(rows: Sequence[Row]) -> str:
     """The names of the trainings, each once; what was held out stands in italics."""
     names = dict.fromkeys(row.name.partition(", seed")[0] for row in rows)
-    return [f"*{name.removesuffix(HELD_OUT)}*" if name.endswith(HELD_OUT) else name for name in names]
+    return "; ".join(
+        f"*{name.removesuffix(HELD_OUT)}*" if name.endswith(HELD_OUT) else name for name in names
+    )
 
 
-def _line(*cells: str) -> str:
+def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 

@@ -8,16 +8,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from tests.stalls.program import MODEL
+from tests.web import answering_server
 
 SECONDS = float(os.environ.get("SLOW_SECONDS", "150"))
 
@@ -173,38 +172,22 @@ def validation_slow() -> None:
     validating(20, 20)
 
 
-class SlowTracker(BaseHTTPRequestHandler):
-    """The answers of an MLflow server, each metric's after 0.3 s."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers.get("content-length", 0)))
-        time.sleep(0.3 if "log-metric" in self.path else 0)
-        name = "a" * 32
-        info = {"run_id": name, "run_uuid": name, "experiment_id": "0", "status": "RUNNING", "start_time": 1}
-        body = json.dumps({"run": {"info": {**info, "artifact_uri": "file:artifacts"}, "data": {}}}).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    do_GET = do_POST
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
 def tracker_slow() -> None:
-    """MLflow's client waits for each metric's answer."""
+    """MLflow's client waits for each metric's answer, for 0.3 s."""
     import mlflow
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), SlowTracker)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    mlflow.set_tracking_uri(f"http://127.0.0.1:{server.server_port}")
-    mlflow.start_run(run_name="run")
-    train([0] * 50, lambda step: (compute(0.15), mlflow.log_metric("loss", 0.5, step=step)))
+    name = "a" * 32
+    info = {"run_id": name, "run_uuid": name, "experiment_id": "0", "status": "RUNNING", "start_time": 1}
+    run = {"info": {**info, "artifact_uri": "file:artifacts"}, "data": {}}
+
+    def answer(path: str, _: bytes) -> tuple[int, bytes]:
+        time.sleep(0.3 if "log-metric" in path else 0)
+        return 200, json.dumps({"run": run}).encode()
+
+    with answering_server(answer) as address:
+        mlflow.set_tracking_uri(address)
+        mlflow.start_run(run_name="run")
+        train([0] * 50, lambda step: (compute(0.15), mlflow.log_metric("loss", 0.5, step=step)))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tasks.core.findings import Finding
 from tasks.diagnosis.causes.signs import own_call
@@ -89,15 +89,15 @@ class _EndOfRank:
 
     @property
     def is_of_others(self) -> bool:
-        """Whether another process explains this end."""
+        """Whether another process caused this end."""
         if self.raised is not None:
             return _OF_OTHERS.search(self.raised.error) is not None
         return self.code == -signal.SIGTERM and not self.is_first
 
 
 def end_of(lines: Sequence[str]) -> Finding | None:
-    """Return `process.gone` for a signal, or `process.failed` for an exception, with the rank in `where`;
-    None where the log tells of no end, or only of ends that others caused."""
+    """Return what ended the training: `process.gone` for a signal, `process.failed` for an exception, with the
+    rank in `where`. None if no rank's end is in the log, or each was caused by another process."""
     ends = _ends(lines)
     causes = [one for one in ends if not one.is_of_others]
     if not causes:
@@ -112,15 +112,18 @@ def end_of(lines: Sequence[str]) -> Finding | None:
         evidence["then"] = f"rank{'s' * (len(others) > 1)} {names} ended because of it"
     where = {} if cause.rank is None else {"rank": cause.rank}
     if cause.code is not None and cause.code < 0:
-        return replace(killed("", -cause.code), where=where, evidence=evidence)
+        return Finding("process.gone", "error", _remedy(-cause.code), where, evidence)
     remedy = "mend what the exception names; the traceback stands in the log"
     return Finding("process.failed", "error", remedy, where, evidence)
 
 
 def killed(who: str, sign: int) -> Finding:
     """Return `process.gone` for one that a signal ended."""
-    remedy = _REMEDIES.get(sign, _CRASHED)
-    return Finding("process.gone", "error", remedy, evidence={"what": _by_signal(who, sign)})
+    return Finding("process.gone", "error", _remedy(sign), evidence={"what": _by_signal(who, sign)})
+
+
+def _remedy(sign: int) -> str:
+    return _REMEDIES.get(sign, _CRASHED)
 
 
 def _by_signal(who: str, sign: int) -> str:

@@ -1,7 +1,7 @@
 """Finds in the lines of a training that it runs and does not learn: a loss at chance or rising, overflows.
 
-The rules are those by which a training of Tarmac's judges itself, as far as a log tells. What it needs beyond
-the losses, a trainer prints at its start: open_clip its parameters, from which chance and the warm-up follow.
+The rules are the same as for Tarmac's own trainings (`tasks.training.sanity`), as far as a log has the facts.
+Chance and the warm-up are known for open_clip, which prints its parameters at the start.
 """
 
 from __future__ import annotations
