@@ -96,8 +96,8 @@ class _EndOfRank:
 
 
 def end_of(lines: Sequence[str]) -> Finding | None:
-    """Return what ended the training: `process.gone` for a signal, `process.failed` for an exception, with the
-    rank in `where`. None if no rank's end is in the log, or each was caused by another process."""
+    """Return what ended the training: `process.gone` for a signal, `process.failed` for an exception, with
+    the rank in `where`. None if no rank's end is in the log, or each was caused by another process."""
     ends = _ends(lines)
     causes = [one for one in ends if not one.is_of_others]
     if not causes:
