@@ -186,8 +186,8 @@ def tracker_slow() -> None:
 
     with answering_server(answer) as address:
         mlflow.set_tracking_uri(address)
-        mlflow.start_run(run_name="run")
-        train([0] * 50, lambda step: (compute(0.15), mlflow.log_metric("loss", 0.5, step=step)))
+        with mlflow.start_run(run_name="run"):
+            train([0] * 50, lambda step: (compute(0.15), mlflow.log_metric("loss", 0.5, step=step)))
 
 
 if __name__ == "__main__":
