@@ -14,10 +14,10 @@ from cyclopts import Parameter
 from flows.commands.arguments import AsJson, Changes, ConfigFile
 from flows.commands.output import print_json, print_result, say
 from tasks.core.errors import UsageError
-from tasks.core.units import count, counted, duration, size
+from tasks.core.units import count, counted, duration, percent, size
 
 if TYPE_CHECKING:
-    from tasks.core.schema import Config
+    from tasks.core.schema import Config, Train, TrainEngine
     from tasks.dataset.building.forecast import ConversionWork, Forecast
     from tasks.dataset.init import PlaceSurvey
     from tasks.dataset.quarantine import Quarantined
@@ -153,12 +153,14 @@ def plan(config: ConfigFile, /, *, changes: Changes = None, as_json: AsJson = Fa
         return print_result(
             build=asdict(build),
             left_out=by_split(_left_out(settings, build.up_to_date)),
-            train=training.summary if training else None,
+            train=training.settings.model_dump(mode="json") if training else None,
+            training=training.summary if training else None,
             doubts=training.doubts if training else [],
         )
     lines = list(_build_lines(settings, build))
     if training is not None:
         lines.append(f"train     {training.summary}")
+        lines += [f"          {line}" for line in _setting_lines(training.settings, settings.engine.train)]
         lines += [f"!         {doubt}" for doubt in training.doubts]
     if work is not None and work.stops is not None:
         lines.append("nothing was written")
@@ -247,9 +249,11 @@ def _version_folder(settings: Config, name: str) -> Path:
 
 @dataclass(frozen=True)
 class TrainingLeft:
-    """What is left to train, whether anything is, and which settings are probably a mistake."""
+    """What is left to train, by which settings, whether anything is, and which settings are probably a
+    mistake."""
 
     summary: str
+    settings: Train
     is_left: bool = True
     doubts: Sequence[str] = ()
 
@@ -261,6 +265,7 @@ def training_left(settings: Config, version: str | None, most: int | None = None
     from tasks.core.config import dump
     from tasks.core.files import require_writable
     from tasks.evaluation.fit import doubtful_classes
+    from tasks.runs.plan import locate, require_checkpoints, resolve, settled
     from tasks.supervision.beforehand import doubts, doubts_of, lacking_weights, require_startable
 
     if settings.train is None:
@@ -272,22 +277,54 @@ def training_left(settings: Config, version: str | None, most: int | None = None
         require_writable(settings.runs, "runs")
         summary = f"{settings.train.recipe}, after the build{_place(settings)}"
         doubted = (*lacking, *doubts_of(settings), *doubtful_classes(settings, None))
-        return TrainingLeft(summary, doubts=doubted)
-    from tasks.runs.plan import locate, require_checkpoints, resolve
+        known = settled(settings.train, settings.engine.train)
+        return TrainingLeft(summary, known, doubts=doubted)
     from tasks.supervision.status import look_at_run
 
     run, resolved = locate(settings, folder), resolve(settings, folder)
+    assert resolved.train is not None
+    known = resolved.train
     doubted = (*lacking, *doubts(resolved, folder), *doubtful_classes(resolved, folder))
     if not run.record.exists():
         require_writable(settings.runs, "runs")
-        return TrainingLeft(f"a new run, {run.name}{_place(settings)}", doubts=doubted)
+        return TrainingLeft(f"a new run, {run.name}{_place(settings)}", known, doubts=doubted)
     require_checkpoints(run, resolved)
     status = look_at_run(run)
     if status.is_complete and run.config.read_text(encoding="utf-8") == dump(resolved):
-        return TrainingLeft(f"up to date: {run.name}", is_left=False)
+        return TrainingLeft(f"up to date: {run.name}", known, is_left=False)
     gone = f"whose agent is gone at step {status.step:,} of {status.steps:,}"
     at = gone if status.is_abandoned else status.state
-    return TrainingLeft(f"goes on: {run.name}, {at}{_place(settings)}", doubts=doubted)
+    return TrainingLeft(f"goes on: {run.name}, {at}{_place(settings)}", known, doubts=doubted)
+
+
+def _setting_lines(train: Train, engine: TrainEngine) -> Iterator[str]:
+    """Say by which steps, rates and arithmetic the weights are changed, whoever decided on them."""
+    from tasks.runs.gpus import trains_on_gpus
+
+    if train.recipe == "external":  # the command's own defaults hold where the block leaves a key out
+        return
+    unit = "samples" if train.pack is None else "rows"
+    length = counted(train.epochs, "epoch") if train.steps is None else f"{count(train.steps)} steps"
+    peaks = train.lr if isinstance(train.lr, dict) else {"": train.lr}
+    if len(set(peaks.values())) == 1:
+        peaks = {"": next(iter(peaks.values()))}
+    rates = ", ".join(f"{rate:g} {part}".strip() for part, rate in peaks.items())
+    falls = "as a cosine" if train.schedule == "cosine" else "over the last steps" if train.cooldown else ""
+    then = (
+        f"falling {falls} to {percent(train.lr_floor, 0) if train.lr_floor else 0}" if falls else "constant"
+    )
+    begin = "" if train.steps is None else f" after {count(train.warmup_steps)} steps of warm-up"
+    yield f"{length} of {count(train.batch_size)} {unit}; learning rate {rates}{begin}, then {then}"
+    decayed = {"all": "all parameters"}.get(train.decay, train.decay)
+    decay = f"{train.weight_decay:g} on {decayed}" if train.weight_decay else "0"
+    clip = f"gradients clipped at {train.grad_clip:g}" if train.grad_clip else "no clipping"
+    betas = " and ".join(f"{beta:g}" for beta in train.betas)
+    yield f"AdamW with betas {betas}, eps {train.eps:g}, weight decay {decay}; {clip}"
+    on_gpus = trains_on_gpus(engine)
+    exact = not on_gpus if train.deterministic is None else train.deterministic
+    price = ", which forbids TensorFloat-32 and the fastest kernels" if exact and on_gpus else ""
+    bits = f"a resume is exact to the bit{price}" if exact else "a resume is not exact to the bit"
+    yield f"{train.precision} on {'GPUs' if on_gpus else 'the CPU'}; {bits}"
 
 
 def _place(settings: Config) -> str:

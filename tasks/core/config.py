@@ -20,8 +20,11 @@ from pydantic_core import core_schema
 from tasks.core.errors import UsageError, first_line, list_mistakes
 from tasks.core.mistakes import describe_mistakes
 from tasks.core.schema import Config
+from tasks.core.schema.recipes import RECIPES, earlier_adam
 from tasks.core.schema.source import TABLES
 
+RUN_RECORD = "run.json"
+"""It lies beside the config of a run."""
 FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 PAIR = re.compile(r"[^=\s]+=")
 """Matches the start of an override: a key of the config and the equals sign."""
@@ -35,6 +38,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     text = _read(path)
     with _yaml_errors(path):
         values = _resolved(path, text, overrides)
+    _keep_meaning(path, values)
     return validate(values, str(path))
 
 
@@ -67,7 +71,19 @@ def reload(path: Path) -> Config:
     text = _read(path)
     with _yaml_errors(path):
         values = yaml.load(text, FAST_LOADER)
+    _keep_meaning(path, values)
     return validate(values, str(path))
+
+
+def _keep_meaning(path: Path, values: Any) -> None:
+    """Give an older run's own config, which `dump` wrote whole, the keys that came later, with the values
+    that it was trained with."""
+    train = values.get("train") if isinstance(values, dict) else None
+    if not isinstance(train, dict) or "decay" in train or not (path.parent / RUN_RECORD).exists():
+        return
+    if train.get("recipe") in RECIPES:
+        train |= {"decay": "matrices", "lr_floor": 0, **earlier_adam(train["recipe"], train.get("model"))}
+        train["grad_clip"] = train.get("grad_clip") or 0
 
 
 def validate(values: Any, origin: str) -> Config:

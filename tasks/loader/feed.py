@@ -168,7 +168,7 @@ class Feed:
 
     def packing(self, pack: Pack, folder: Path) -> Feed:
         """Return this feed with packed rows, planned by the lengths in `folder`."""
-        limits = PackLimits(pack.tokens, pack.images)
+        limits = PackLimits(pack.tokens, pack.images, pack.images_per_sample)
         readers = [source.reader for source in self._sources()]
         return replace(self, packed=Packing(limits, lengths.read_lengths(readers, folder)))
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from tasks.core.schema import Train
+from tasks.core.schema.recipes import RECIPES
 from tasks.models.clip.clip_options import DIGITS, Augment, ClipOptions, open_clip_needs
 from tasks.models.needs import OPEN_CLIP_CONFIG, HubNeed, Need, UnknownNeed, open_clip_weights
 from tasks.models.recipes import Capability
@@ -28,6 +29,8 @@ PASSED_ON = frozenset(
         "warmup",
         "schedule",
         "weight_decay",
+        "betas",
+        "eps",
         "grad_clip",
         "precision",
         "seed",
@@ -97,8 +100,10 @@ class ExternalOptions(ClipOptions):
 
     def require(self, train: Train) -> None:
         """Raise ValueError for keys that cannot be passed on to the command."""
+        # A run from before `deterministic` could be left out has it at true, which was without effect.
+        defaults = {**RECIPES[train.recipe].defaults._asdict(), "deterministic": train.deterministic or None}
         for key, field in Train.model_fields.items():
-            default: Any = field.get_default(call_default_factory=True)
+            default: Any = defaults.get(key, field.get_default(call_default_factory=True))
             if key not in PASSED_ON and getattr(train, key) != default:
                 raise ValueError(
                     f"{key}: is not passed on to a command; give it as an option of model.command"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from pydantic import ValidationError
 
@@ -77,10 +77,6 @@ class Recipe(Protocol):
 
     collate: Collate
     """Makes a batch of transformed samples; `tasks.loader.collate.stack` where all have the same shapes."""
-
-    @property
-    def adam(self) -> Mapping[str, Any]:
-        """AdamW's `betas` and `eps`."""
 
     def build_model(self, *, pretrained: bool = True) -> nn.Module:
         """Build a new model on the CPU; random weights come from torch's global generator.

@@ -16,16 +16,20 @@ import fcntl
 import json
 import os
 import re
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.core.errors import TarmacError
+from tasks.core.schema import TrainEngine
 
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 SPARE_GPUS = "TARMAC_SPARE_GPUS"
 """The GPUs that a job was not given, for the jobs that it submits itself."""
 DEVICES = Path("/dev")
+SMI_S = 10.0
+BF16_SINCE = 8.0
 LOCKS = Path("/tmp")
 """Not TMPDIR or XDG_RUNTIME_DIR, which differ between a terminal, a service and a job of the same user."""
 
@@ -41,6 +45,25 @@ def gpus_here(devices: Path = DEVICES) -> int:
     It is 0 also where GPUs have no device files of NVIDIA's (WSL, ROCm, Jetson).
     """
     return len(_visible(os.environ, devices))
+
+
+def trains_on_gpus(engine: TrainEngine) -> bool:
+    """Return whether a training by this block of the config will run on GPUs: on those that it asks for, or
+    on what this machine has."""
+    if engine.gpus is not None or engine.kind == "slurm":
+        return engine.gpus is not None
+    return engine.ranks is None and gpus_here() > 0
+
+
+def compute_in_bf16() -> bool:
+    """Return whether this machine's GPUs have bf16, as those of compute capability 8.0 and above; true where
+    nvidia-smi does not say."""
+    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=SMI_S, check=True).stdout
+        return all(float(line) >= BF16_SINCE for line in said.split())
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return True
 
 
 def restrict(names: Sequence[str]) -> None:

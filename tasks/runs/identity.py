@@ -5,8 +5,8 @@ other. Where the work runs, how it is tracked and judged, and how many workers r
 not either, because a version and a file of weights are named by their content. The reader and the shuffle
 count, because they change the order of the samples.
 
-Every key of the train block counts unless it is named here, so none is forgotten; a key at its default leaves
-no trace, so a new key leaves the id of every run as it was.
+Every key of the train block counts unless it is named here, so none is forgotten; a key leaves no trace at
+the value that it had when there was no such key, so a new key leaves the id of every run as it was.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict
 from tasks.core.errors import UsageError
 from tasks.core.files import blake3_file, digest, unreadable_as_error
 from tasks.core.schema import Config
+from tasks.core.schema.recipes import earlier_adam
 
 NOT_SHAPING = frozenset({"checkpoint_every", "log_every", "on_stall"})
 """The keys of `train` that do not affect the weights."""
@@ -37,6 +38,14 @@ ALWAYS_WRITTEN = (
 )
 """The keys of `train` that leave a trace at their default too, or the ids of existing runs would change.
 `epochs` stands in `steps` by the time a run is planned."""
+UNTRACED: Mapping[str, Any] = {
+    "schedule": "cosine",
+    "lr_floor": 0,
+    "decay": "matrices",
+    "grad_clip": 0,
+    "deterministic": True,
+}
+"""Values that leave no trace, of keys whose default depends on the recipe or the device."""
 
 ID_DIGITS = 12
 
@@ -64,8 +73,9 @@ def identity(config: Config, data: Sequence[DataRef], quarantine: str | None = N
         raise UsageError("train.steps: is not known before the data is built; build first")
     train = config.train.model_dump(mode="json")
     given = config.train.model_dump(mode="json", exclude_defaults=True, exclude=set(NOT_SHAPING))
+    before = {**UNTRACED, **earlier_adam(config.train.recipe, train["model"])}
     fields = {
-        **given,
+        **{key: value for key, value in given.items() if key not in before or value != before[key]},
         **{key: train[key] for key in ALWAYS_WRITTEN},
         "model": _by_content(train["model"]),
         "reader": config.loader.reader,

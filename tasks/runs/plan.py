@@ -19,7 +19,8 @@ from tasks.core.errors import TarmacError, UsageError
 from tasks.core.files import fsync_path, write_atomic
 from tasks.core.lock import Held, Lease, pin
 from tasks.core.quarantine_file import Quarantined, to_text
-from tasks.core.schema import Config, Train
+from tasks.core.schema import Config, Train, TrainEngine
+from tasks.core.schema.recipes import defaults_of
 from tasks.core.stores import absolute_location
 from tasks.core.units import near
 from tasks.runs import record
@@ -33,6 +34,7 @@ from tasks.runs.data import (
     version_path,
 )
 from tasks.runs.folder import ARCHIVE, RunFolder
+from tasks.runs.gpus import compute_in_bf16, trains_on_gpus
 from tasks.runs.identity import DataRef, identity, run_id
 from tasks.runs.record import RunRecord
 
@@ -113,7 +115,7 @@ def resolve(config: Config, version: Path) -> Config:
             "sources": None if single else sources,
         }
     )
-    train = None if config.train is None else _resolved(config.train, version)
+    train = None if config.train is None else _resolved(config.train, config.engine.train, version)
     changes = {"runs": _absolute(config.runs), "dataset": dataset, "train": train}
     return config.model_copy(update=changes)
 
@@ -146,7 +148,8 @@ def _absolute(path: Path) -> Path:
     return Path(os.path.abspath(path))
 
 
-def _resolved(train: Train, version: Path) -> Train:
+def _resolved(train: Train, engine: TrainEngine, version: Path) -> Train:
+    """Return the block as it will be trained, with its steps and with absolute paths."""
     shares = [share.model_copy(update={"dataset": _absolute(share.dataset)}) for share in train.data or ()]
     changes: dict[str, Any] = {"data": shares} if shares else {}
     weights = train.model.get("pretrained")
@@ -165,6 +168,18 @@ def _resolved(train: Train, version: Path) -> Train:
                 f"batch of {train.batch_size}; lower train.batch_size"
             )
         changes |= {"steps": steps, "epochs": None}
+    return settled(train.model_copy(update=changes), engine)
+
+
+def settled(train: Train, engine: TrainEngine) -> Train:
+    """Return the block with the precision that `auto` stands for on the engine's device, and with the
+    recipe's own warm-up where the steps are known."""
+    changes: dict[str, Any] = {}
+    if train.precision == "auto":
+        has_bf16 = trains_on_gpus(engine) and (engine.kind == "slurm" or compute_in_bf16())
+        changes["precision"] = "bf16" if has_bf16 else "fp32"
+    if train.warmup is None:
+        changes["warmup"] = defaults_of(train.recipe, train.model, train.steps)["warmup"]
     return train.model_copy(update=changes)
 
 

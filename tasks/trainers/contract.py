@@ -135,8 +135,7 @@ class Assignment:
     """A training by Tarmac's config; `Trainer.options` translates it into the trainer's options.
 
     `tars` are brace patterns. `samples` is per epoch, and the trainer saves after each epoch. `model` is the
-    name of one of the trainer's models, or the folder of a description, which `model_options` modify. `betas`
-    and `eps` are Adam's.
+    name of one of the trainer's models, or the folder of a description, which `model_options` modify.
     """
 
     tars: str
@@ -150,8 +149,6 @@ class Assignment:
     model: str
     model_options: Mapping[str, str]
     train: Train
-    betas: tuple[float, float]
-    eps: float
     folder: Path
     """The folder that the trainer writes to."""
 

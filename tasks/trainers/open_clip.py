@@ -95,10 +95,10 @@ def _options(given: Assignment) -> dict[str, str]:
         "--warmup": str(train.warmup_steps),
         "--lr-scheduler": {"cosine": "cosine", "constant": "const"}[train.schedule],
         "--wd": f"{train.weight_decay:g}",
-        "--beta1": f"{given.betas[0]:g}",
-        "--beta2": f"{given.betas[1]:g}",
-        "--eps": f"{given.eps:g}",
-        "--precision": {"fp32": "fp32", "bf16": "amp_bf16", "fp16": "amp"}[train.precision],
+        "--beta1": f"{train.betas[0]:g}",
+        "--beta2": f"{train.betas[1]:g}",
+        "--eps": f"{train.eps:g}",
+        "--precision": {"bf16": "amp_bf16", "fp16": "amp"}.get(train.precision, "fp32"),
         "--seed": str(train.seed),
         "--log-every-n-steps": str(train.log_every),
         "--save-frequency": "1",
@@ -106,7 +106,7 @@ def _options(given: Assignment) -> dict[str, str]:
         "--name": given.folder.name,
         "--resume": "latest",
     }
-    if train.grad_clip is not None:
+    if train.grad_clip:
         options["--grad-clip-norm"] = f"{train.grad_clip:g}"
     if given.held_out is not None:
         options |= {"--val-data": given.held_out, "--val-num-samples": str(given.held_out_samples)}

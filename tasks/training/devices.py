@@ -1,9 +1,9 @@
 """The device of a rank: the GPU when there is one, else the CPU with a fixed number of threads.
 
-Unless `train.deterministic` is off, everything is set to give the same bits again, because a resumed run must
-end where an undisturbed one does. That costs some speed on a GPU, and an operation without a deterministic
-form ends the training: torch's mode that only warns leaves the backward pass of attention as it is. No GPU
-has kept the promise yet; `tests/benchmarks/bench_cuda.py` measures it.
+With `train.deterministic`, everything is set to give the same bits again, because a resumed run must end
+where an undisturbed one does. It is the default on a CPU. On a GPU it costs speed, and an operation without a
+deterministic form ends the training: torch's mode that only warns leaves the backward pass of attention as it
+is. No GPU has kept the promise yet; `tests/benchmarks/bench_cuda.py` measures it.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Device:
 
     torch: torch.device
     precision: str
+    is_deterministic: bool = True
 
     @property
     def is_cuda(self) -> bool:
@@ -68,26 +69,30 @@ def choose(train: Train) -> Device:
     products, and cuDNN measures which convolution is the fastest.
     """
     keep_freed_memory()
-    if train.deterministic:
-        os.environ.setdefault(
-            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-        )  # read when CUDA starts; see torch's notes
-    torch.use_deterministic_algorithms(train.deterministic)
-    torch.backends.cuda.matmul.allow_tf32 = not train.deterministic
-    torch.backends.cudnn.allow_tf32 = not train.deterministic
-    torch.backends.cudnn.benchmark = not train.deterministic
-    torch.backends.cudnn.deterministic = train.deterministic
+    has_gpu = torch.cuda.is_available()
+    exact = not has_gpu if train.deterministic is None else train.deterministic
+    if exact:  # read when CUDA and NCCL start; see torch's notes on reproducibility
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        os.environ.setdefault("NCCL_ALGO", "^NVLS")
+    torch.use_deterministic_algorithms(exact)
+    torch.backends.cuda.matmul.allow_tf32 = not exact
+    torch.backends.cudnn.allow_tf32 = not exact
+    torch.backends.cudnn.benchmark = not exact
+    torch.backends.cudnn.deterministic = exact
     torch.set_num_threads(train.threads)
-    if torch.cuda.is_available():
+    precision = train.precision
+    if precision == "auto":
+        precision = "bf16" if has_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+    if has_gpu:
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
-        return Device(device, train.precision)
+        return Device(device, precision, exact)
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
     if torch.version.cuda and not is_hidden and any(driver.exists() for driver in DRIVERS):
         logger.warning(
             "a GPU's driver is here, but torch %s cannot use it, so this trains on the CPU", torch.__version__
         )
-    return Device(torch.device("cpu"), train.precision)
+    return Device(torch.device("cpu"), precision, exact)
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tasks.core.errors import UsageError
 from tasks.core.files import write_json
@@ -115,7 +114,6 @@ def _assignment(
             f"train.model.command: {ranks} ranks, each of which reads shards of its own, and "
             f"{counted(shards, 'shard')} to train on; build smaller ones by dataset.shard"
         )
-    recipe: Any = recipes.load_recipe(train)
     return Assignment(
         tars=_tars(version, manifest, "train"),
         samples=train.checkpoint_every * train.batch_size,
@@ -128,8 +126,6 @@ def _assignment(
         model=_model(options, output),
         model_options=_model_options(options),
         train=train,
-        betas=recipe.adam["betas"],
-        eps=recipe.adam["eps"],
         folder=output,
     )
 

@@ -171,7 +171,7 @@ def _packing(run: RunFolder, options: Train, feed: Feed, ranks: Ranks) -> Feed:
         if left_out and ranks.is_first:
             logger.warning(
                 "%s with more than %d tokens or %d images left out of %s",
-                *(counted(left_out, "sample"), limits.tokens, limits.images, data.version),
+                *(counted(left_out, "sample"), limits.tokens, limits.most_images, data.version),
             )
     return packed
 

@@ -46,30 +46,42 @@ class StepResult(NamedTuple):
 class RateSchedule:
     """The learning rate of a group of parameters.
 
-    It warms up in a line over `warmup` steps, then follows half a cosine down to zero after `steps`, or stays
-    constant until it falls in a line over the last `cooldown` steps. It has no state, so a resumed run needs
-    nothing but its step. Source: open_clip_train/scheduler.py.
+    It warms up in a line over `warmup` steps, then follows half a cosine down to `floor`, a share of the
+    peak, after `steps`, or stays constant until it falls over the last `cooldown` steps, with `power` of the
+    share of them that is left. It has no state, so a resumed run needs nothing but its step. Sources:
+    open_clip_train/scheduler.py; for the floor of a cosine nanoVLM's train.py.
     """
 
     peak: float
     warmup: int
     steps: int
     schedule: Literal["cosine", "constant"] = "cosine"
+    floor: float = 0.0
     cooldown: int = 0
+    power: float = 1.0
 
     @classmethod
     def of(cls, options: Train, part: str) -> RateSchedule:
         assert options.steps is not None
-        warmup = options.warmup_steps_of(part)
-        return cls(options.peak(part), warmup, options.steps, options.schedule, options.cooldown_steps)
+        return cls(
+            options.peak(part),
+            options.warmup_steps_of(part),
+            options.steps,
+            options.schedule,
+            options.lr_floor,
+            options.cooldown_steps,
+            options.cooldown_power,
+        )
 
     def rate(self, step: int) -> float:
         """Return the rate of the optimizer step `step`, counted from 0."""
         if step < self.warmup:
             return self.peak * (step + 1) / self.warmup
         if self.schedule == "constant":
-            return self.peak * min(1, (self.steps - step) / max(self.cooldown, 1))
-        return self.peak * 0.5 * (1 + math.cos(math.pi * (step - self.warmup) / (self.steps - self.warmup)))
+            height = min(1, (self.steps - step) / max(self.cooldown, 1)) ** self.power
+        else:
+            height = 0.5 * (1 + math.cos(math.pi * (step - self.warmup) / (self.steps - self.warmup)))
+        return float(self.peak * (self.floor + (1 - self.floor) * height))
 
 
 class Step:
@@ -91,14 +103,14 @@ class Step:
             raise UsageError(f"train.{key}: {', '.join(sorted(options.frozen))} leaves nothing to train")
         self._trained = [parameter for group in groups for parameter in group["params"]]
         self._optimizer = torch.optim.AdamW(groups, fused=True)
-        self._scaler = torch.amp.GradScaler(device.torch.type, enabled=options.precision == "fp16")
+        self._scaler = torch.amp.GradScaler(device.torch.type, enabled=device.precision == "fp16")
         self._spread: nn.Module = Spread(self.task, ranks)
         if ranks.count > 1:
             # DDP arranges its buckets anew after the first step of a process, by the order in which the
             # gradients were ready, but not where it looks for unused parameters. Where a gradient lies in its
             # bucket decides the order in which more than two ranks add it up, and a resumed training would be
             # rounded differently.
-            keeps_buckets = options.deterministic and ranks.count > 2
+            keeps_buckets = device.is_deterministic and ranks.count > 2
             self._spread = DistributedDataParallel(self._spread, find_unused_parameters=keeps_buckets)
         self._judged = self.task if options.ema is None else recipe.task(copy.deepcopy(model))
         self._set_training()
@@ -112,7 +124,7 @@ class Step:
         self._optimizer.zero_grad()
         loss, logs = self._backward(batch)
         self._scaler.unscale_(self._optimizer)
-        if self._options.grad_clip is not None:
+        if self._options.grad_clip:
             logs = {**logs, "grad_norm": clip_grad_norm_(self._trained, self._options.grad_clip).detach()}
         if self._is_skipped():
             scale = self._scaler.get_scale()
@@ -304,12 +316,13 @@ def parameter_groups(
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     for is_decayed in (True, False):
         for name, parameter in trained:
-            if recipe.is_decayed(name, parameter) != is_decayed:
+            if (options.decay == "all" or recipe.is_decayed(name, parameter)) != is_decayed:
                 continue
             pace = RateSchedule.of(options, recipe.part_of(name))
             if (is_decayed, pace) not in groups:
                 decay = options.weight_decay if is_decayed else 0.0
-                groups[is_decayed, pace] = {"params": [], "weight_decay": decay, **recipe.adam}
+                own = {"weight_decay": decay, "betas": options.betas, "eps": options.eps}
+                groups[is_decayed, pace] = {"params": [], **own}
                 paces.append(pace)
             groups[is_decayed, pace]["params"].append(parameter)
     return list(groups.values()), paces

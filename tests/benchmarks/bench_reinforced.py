@@ -98,7 +98,7 @@ def theirs(config: Config, version: Path, workers: int) -> Iterator[None]:
     loader = webdataset.WebLoader(samples, batch_size=None, num_workers=workers)
     torch.manual_seed(0)
     model = described.build_model()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.2, **described.adam)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.2, betas=(0.9, 0.95), eps=1e-6)
     for image, text, synthetic, known_image, known_text, known_synthetic in loader:
         optimizer.zero_grad()
         features = model.encode_image(image, normalize=True)  # type: ignore[operator]

@@ -133,7 +133,7 @@ def test_each_mistake_names_its_key_and_fix(override: str, says: str) -> None:
 def test_every_mistake_has_its_reason_and_its_fix() -> None:
     assert complaint("dataset.reject_budgt=1", "train.precision=fp8", "train.seed=-1") == (
         "dataset.reject_budgt: unknown key; did you mean reject_budget? | "
-        "train.precision: must be 'fp32', 'bf16' or 'fp16', not 'fp8' | "
+        "train.precision: must be 'auto', 'fp32', 'bf16' or 'fp16', not 'fp8' | "
         "train.seed: must be greater than or equal to 0, not -1"
     )
 

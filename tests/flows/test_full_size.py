@@ -13,18 +13,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from pydantic import BaseModel
 
 from tasks.core.config import load_config
 from tasks.core.schema import Config, Train
+from tasks.core.schema.recipes import RECIPES, Defaults
 from tasks.dataset.manifest import read_manifest
 from tasks.diagnosis import own_run
 from tasks.diagnosis.own_run import OwnCase
+from tasks.models.recipes import options_type
 from tests.conftest import ROOT
 from tests.dataset.raw import chat, nifti, shards
 from tests.diagnosis.test_preflight_config import ROOM, write_version
 from tests.flows.birds import output_of
 
-CONFIGS = ROOT / "tests/full_size"
+CONFIGS = ROOT / "configs/full"
+RATED = ("relevance", "image_correspondence", "visual_dependency", "formatting")
 WEIGHTS: dict[str, set[str]] = {
     "clip": set(),
     "reinforced-clip": set(),
@@ -32,45 +36,10 @@ WEIGHTS: dict[str, set[str]] = {
     "nano-vlm": {"google/siglip2-base-patch16-512", "HuggingFaceTB/SmolLM2-360M-Instruct"},
 }
 """The repositories whose weights each of them downloads."""
-DOUBTS = {
-    "nano-vlm": ["train.data: data/docs holds no version of a dataset yet; build it before the training"],
-}
 LACKS = re.compile(r"!         train\.model\.\w+: .* of (\S+) not on this machine; tarmac fetch CONFIG")
 SHAPE = (240, 480, 480)
-NANOVLM = {
-    "lr": {"projector": 5.12e-3, "vision": 5.0e-5, "language": 5.0e-5},
-    "warmup": 0.03,
-    "schedule": "cosine",
-    "weight_decay": 0.01,
-    "grad_clip": 1.0,
-    "precision": "bf16",
-    "pack": {"tokens": 4096, "images": 18},
-    "micro_batch": 2,
-}
-CT_CLIP = {
-    "lr": 1.25e-6,
-    "warmup": 0,
-    "schedule": "constant",
-    "weight_decay": 0.0,
-    "grad_clip": 0.5,
-    "steps": 100_000,
-}
-ORIGINALS: dict[str, dict[str, Any]] = {
-    "nano-vlm": NANOVLM,
-    "ct-clip": CT_CLIP,
-    "reinforced-clip": {
-        "batch_size": 8192,
-        "steps": 30_000,
-        "lr": 1.0e-3,
-        "warmup": 1000,
-        "schedule": "cosine",
-        "weight_decay": 0.2,
-        "grad_clip": 1.0,
-    },
-}
-"""What nanoVLM's config.py and train.py (4e0c096), CT-CLIP's run_train.py and CTCLIPTrainer.py (a2a155c) and
-MobileCLIP's run_datacompdr12m.sh (4144bb1) train with, as far as there are keys for it."""
-TILES = {"pixel_shuffle": 4, "max_side": 2048, "upscale": True}
+ORIGINALS = ROOT / "docs/originals.md"
+"""The tables of the originals' numbers, each with the file of the original that says it."""
 
 
 def scans(folder: Path) -> list[str]:
@@ -89,16 +58,17 @@ def scans(folder: Path) -> list[str]:
 
 
 def chats(folder: Path) -> list[str]:
-    """A file of four conversations in the place of the Cauldron."""
-    (folder / "raw/cauldron").mkdir(parents=True)
-    rows = [chat.row(n, relevance_ratings=[5], image_correspondence_ratings=[5]) for n in range(4)]
-    chat.write_parquet(folder / "raw/cauldron/vqa.parquet", rows)
+    """A file of four conversations in the place of FineVision."""
+    (folder / "raw/finevision").mkdir(parents=True)
+    ratings = {f"{kind}_ratings": [5] for kind in RATED}
+    rows = [chat.row(n, **ratings) for n in range(4)]
+    chat.write_parquet(folder / "raw/finevision/vqa.parquet", rows)
     return []
 
 
 def pairs(folder: Path) -> list[str]:
-    """A tar of two pictures in the place of CC12M's 1,243."""
-    return ["--set", f"dataset.source.path={tar(folder / 'raw/cc12m', [{}, {}])}"]
+    """A tar of two pictures in the place of LAION's 231,350."""
+    return ["--set", f"dataset.source.path={tar(folder / 'raw/laion', [{}, {}])}"]
 
 
 def reinforced(folder: Path) -> list[str]:
@@ -142,30 +112,70 @@ def test_it_plans(
     reported = [line for line in planned.splitlines() if line.startswith("!")]
     lacking = {found[1] for line in reported if (found := LACKS.match(line))}
     assert lacking == WEIGHTS[name], "as preflight says"
-    assert [line for line in reported if not LACKS.match(line)] == [
-        f"!         {doubt}" for doubt in DOUBTS.get(name, ())
-    ]
+    assert not [line for line in reported if not LACKS.match(line)]
 
 
-@pytest.mark.parametrize("name", list(ORIGINALS))
+def tables() -> dict[str, list[dict[str, str]]]:
+    """The rows of each recipe's table, by recipe."""
+    found: dict[str, list[dict[str, str]]] = {}
+    for section in ORIGINALS.read_text().split("\n## ")[1:]:
+        lines = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("|")]
+        header, _, *rows = [[cell.strip(" |") for cell in line] for line in lines]
+        found[section.split("`")[1]] = [dict(zip(header, row, strict=False)) for row in rows]
+    return {recipe: rows for recipe, rows in found.items() if recipe in RECIPES}
+
+
+def value_of(train: Train, key: str) -> Any:
+    """A key of the block as JSON has it; that of a model without its defaults."""
+    found: Any = train.model_dump(mode="json")
+    for part in key.split("."):
+        found = found[part]
+    return found
+
+
+@pytest.mark.parametrize("name", list(STAND_INS))
 def test_its_numbers_are_the_originals(name: str) -> None:
     train = load_config(CONFIGS / f"{name}.yaml").train
     assert train is not None
-    there = train.model_dump(mode="json")
-    assert {key: there[key] for key in ORIGINALS[name]} == ORIGINALS[name]
-    if name == "nano-vlm":
-        assert {key: train.model[key] for key in TILES} == TILES
+    rows = tables()[train.recipe]
+    assert {*Defaults._fields, "lr", "steps", "batch_size"} <= {row["key"].strip("`") for row in rows}
+    for row in rows:
+        assert value_of(train, row["key"].strip("`")) == yaml.safe_load(row["original"]), row
+        assert row["where"], "each number has its file"
 
 
-@pytest.mark.parametrize(("recipe", "original"), [("vlm", NANOVLM), ("ct_clip", CT_CLIP)])
-def test_the_documents_numbers_are_the_originals(recipe: str, original: dict[str, Any]) -> None:
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if name != "external"])
+def test_what_a_config_leaves_out_is_the_originals_or_says_why(recipe: str) -> None:
+    name = next(path for path in CONFIGS.glob("*.yaml") if f"recipe: {recipe}\n" in path.read_text())
+    full = yaml.safe_load(name.read_text())["train"]
+    needed = {key: full[key] for key in ("recipe", "model", "batch_size", "lr", "checkpoint_every")}
+    train = Train.model_validate({**needed, "steps": 1_000_000})
+    options = options_type(recipe).model_fields
+    for row in tables()[recipe]:
+        key, told = row["key"].strip("`"), row.get("default here", "")
+        if not told:
+            continue
+        part = key.partition("model.")[2]
+        if part:
+            given = options[part].default
+            found = given.model_dump() if isinstance(given, BaseModel) else given
+        else:
+            found = value_of(train, key)
+        assert found == yaml.safe_load(told), row
+        assert found == yaml.safe_load(row["original"]) or row["why another default"], row
+
+
+def test_the_documents_examples_train_as_the_originals_or_say_where_not() -> None:
+    """Each block of docs/recipes.md that trains with a recipe gives no number of its table another value."""
     blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/recipes.md").read_text(), re.DOTALL)
-    shown = [
-        Train.model_validate(yaml.safe_load(block)["train"]) for block in blocks if f"{recipe}\n" in block
-    ]
-    (train,) = [one for one in shown if one.recipe == recipe]
-    there = train.model_dump(mode="json")
-    assert {key: there[key] for key in original if key != "precision" or recipe == "vlm"} == original
+    whole = [block.replace("  ...\n", "") for block in blocks if "\n  recipe: " in block]
+    shown = [yaml.safe_load(block)["train"] for block in whole]
+    assert {train["recipe"] for train in shown} >= {"ct_clip", "vlm"}
+    for train in shown:
+        for row in tables().get(train["recipe"], []):
+            key = row["key"].strip("`")
+            if key in train:
+                assert train[key] == yaml.safe_load(row["original"]), row
 
 
 def version_for(config: Config, folder: Path) -> Path:

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from tasks.core.schema.recipes import Defaults
 from tasks.loader.decoders import decode_text, image_of
 from tasks.models import recipes
 from tasks.models.recipes import Capability
 
 NAME = "lengths"
-ROW = ("tests.models.lengths:Options", "tests.models.lengths:LengthRecipe")
+DEFAULTS = Defaults(0.2, "matrices", 0, 0, "cosine", 0, (0.9, 0.95), 1e-8, "fp32")
+ROW = ("tests.models.lengths:Options", "tests.models.lengths:LengthRecipe", DEFAULTS)
 SIDE = 8
 
 
@@ -29,8 +31,6 @@ class Options(recipes.Options):
 
 class LengthRecipe:
     """Two layers on a small grey picture."""
-
-    adam: Mapping[str, Any] = {"betas": (0.9, 0.95), "eps": 1e-8}
 
     def __init__(self, options: Options) -> None:
         from tasks.loader.collate import stack

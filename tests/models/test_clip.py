@@ -89,8 +89,8 @@ def test_a_file_of_weights_is_not_needed_for_a_checkpoint(tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", ["tarmac/digits", "ViT-B-32", "RN50", "convnext_base"])
 def test_adam_is_set_as_by_open_clips_trainer(name: str) -> None:
     expected = get_default_params("vit" if name == "tarmac/digits" else name)
-    adam = recipe_of(name).adam
-    assert (*adam["betas"], adam["eps"]) == (expected["beta1"], expected["beta2"], expected["eps"])
+    train = train_block("clip", name=name)
+    assert (*train.betas, train.eps) == (expected["beta1"], expected["beta2"], expected["eps"])
 
 
 def test_norms_biases_and_temperature_do_not_decay_whatever_their_shape() -> None:

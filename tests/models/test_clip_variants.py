@@ -60,7 +60,8 @@ def test_a_model_is_given_by_its_description() -> None:
     model: Any = recipe_of().build_model()
     assert model.visual.conv1.weight.shape == (16, 3, 4, 4) and model.context_length == 8
     assert recipe_of(config=MADE_FOR_SIGMOID).options.registered != recipe_of().options.registered
-    assert recipe_of().adam["eps"] == 1e-6, "it is a vision transformer"
+    described = {"embed_dim": 8, "vision_cfg": {"patch_size": 4}, "text_cfg": {}}
+    assert train_block("clip", config=described).eps == 1e-6, "it is a vision transformer"
 
 
 def test_a_description_of_no_model_is_a_usage_error() -> None:

@@ -332,7 +332,7 @@ def test_a_text_tower_of_open_clips_with_its_weights(tmp_path: Path) -> None:
 
 def test_the_config_of_ct_rate_on_a_cluster_is_taken() -> None:
     """As far as a machine without its data and its text tower can tell."""
-    config = configs.load_config(ROOT / "tests/full_size/ct-clip.yaml")
+    config = configs.load_config(ROOT / "configs/full/ct-clip.yaml")
     assert config.train is not None
     options = recipes.check_recipe(config.train)
     evaluators.check_tasks(config)

@@ -102,9 +102,10 @@ def test_parts_that_a_model_has_not_are_told(changes: dict[str, Any], says: str)
 
 def test_loss_reaches_every_parameter_and_falls(recipe: Recipe, name: str) -> None:
     torch.manual_seed(0)
+    train = train_block(name)
     model, batch = recipe.build_model(), batch_of(recipe, name, is_train=True)
     task = recipe.task(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **recipe.adam)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=train.betas, eps=train.eps)
     losses = []
     for _ in range(25):
         optimizer.zero_grad()

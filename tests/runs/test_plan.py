@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from tasks.core.files import write_atomic, write_json
 from tasks.core.lock import Lease, pinned
 from tasks.core.quarantine_file import NAME, Quarantined, home, to_text
 from tasks.core.schema import Config, Train
-from tasks.runs import record
+from tasks.runs import gpus, record
 from tasks.runs.data import data_of, left_out_by, version_path
 from tasks.runs.identity import DataRef, identity, run_id
 from tasks.runs.plan import locate, plan, resolve
@@ -91,6 +92,75 @@ def test_ids_of_runs_that_are_there_stay_as_they_are(
     config = configs.load_config(ROOT / "configs" / "digits-clip.yaml", overrides)
     data = [DataRef(dataset="data/digits", version="303b88922a05")]
     assert run_id(identity(config, data, quarantine)) == expected
+
+
+BEFORE = {
+    "clip": ({"name": "tarmac/digits"}, "0b8b6adf4c5a", [0.9, 0.98]),
+    "clip_reinforced": ({"name": "ViT-B-16", "teachers": [{"width": 8}]}, "80096066ca59", [0.9, 0.98]),
+    "vlm": (
+        {"vision": "tarmac/chat", "language": "tarmac/chat", "pixel_shuffle": 2},
+        "206afeb6a776",
+        [0.9, 0.999],
+    ),
+    "ct_clip": ({"vision": "tarmac/phantoms", "text": "tarmac/reports"}, "365acb486578", [0.9, 0.99]),
+    "external": ({"name": "RN50"}, "e660e96b5a2d", [0.9, 0.999]),
+}
+"""By recipe: a model, the id of a run of it, and the betas that it trained with, from before recipes had defaults
+of their own."""
+EARLIER_KEYS = {
+    "data": None, "batch_size": 8, "steps": 100, "epochs": None, "micro_batch": None, "pack": None, "lr": 1e-3,
+    "warmup": 0, "schedule": "cosine", "cooldown": 0, "freeze": [], "weight_decay": 0.2, "grad_clip": None,
+    "ema": None, "precision": "fp32", "deterministic": True, "seed": 0, "checkpoint_every": 50, "threads": 2,
+    "log_every": 10, "on_stall": "report",
+}  # fmt: skip
+"""The train block of such a run's own config, which has every key that there was."""
+
+
+@pytest.mark.parametrize("recipe", list(BEFORE))
+def test_a_run_from_before_recipes_had_defaults_keeps_its_id_and_its_meaning(
+    recipe: str, tmp_path: Path
+) -> None:
+    model, expected, betas = BEFORE[recipe]
+    dataset = {"output": "d", "modality": "image_text", "source": {"kind": "shards", "path": "x.tar"}}
+    own = {"recipe": recipe, "model": model, **EARLIER_KEYS}
+    (tmp_path / "config.yaml").write_text(json.dumps({"name": "a", "dataset": dataset, "train": own}))
+    data = [DataRef(dataset="d", version="0" * 12)]
+    elsewhere = configs.load_config(tmp_path / "config.yaml")
+    (tmp_path / "run.json").write_text("{}")
+    for read in (configs.load_config, configs.reload):
+        config = read(tmp_path / "config.yaml")
+        train = config.train
+        assert train is not None and run_id(identity(config, data)) == expected
+        assert (train.grad_clip, train.decay, train.lr_floor) == (0, "matrices", 0)
+        assert list(train.betas) == betas and train.weight_decay == 0.2 and train.deterministic
+    assert elsewhere.train is not None
+    if recipe == "vlm":
+        assert elsewhere.train.grad_clip == 1.0, "a config that is no run's has the recipe's defaults"
+
+
+def test_a_planned_run_says_what_its_recipe_left_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its processes read the folder alone, on whatever machine, and a later Tarmac may have other
+    defaults."""
+    version = make_version(tmp_path)
+    config = changed(make_config(tmp_path), "train.precision", "auto")
+    assert config.train is not None
+    by_epochs = {**config.train.model_dump(), "steps": None, "epochs": 20, "warmup": None}
+    config = config.model_copy(update={"train": Train.model_validate(by_epochs)})
+    monkeypatch.setattr(gpus, "gpus_here", lambda: 0)
+    resolved = resolve(config, version).train
+    assert resolved is not None and resolved.steps is not None and resolved.precision == "fp32"
+    assert resolved.warmup == resolved.steps // 10, "the recipe's own, now that the steps are known"
+    monkeypatch.setattr(gpus, "gpus_here", lambda: 2)
+    for capability, expected in (("8.0\n9.0", "bf16"), ("7.5\n8.0", "fp32")):
+        program = tmp_path / "bin" / "nvidia-smi"
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!/bin/sh\nprintf '{capability}\\n'\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        found = resolve(config, version).train
+        assert found is not None and found.precision == expected
 
 
 class Grown(Train):

@@ -51,7 +51,6 @@ class Sum(Task):
 
 
 class Recipe:
-    adam: Mapping[str, Any] = {"betas": (0.9, 0.98), "eps": 1e-6}
     collate = staticmethod(stack)
 
     def __init__(self, kind: type[Task]) -> None:

@@ -10,6 +10,8 @@ from tasks.core.schema import recipes
 from tasks.core.schema.block import Auto, Block, Folder
 
 BAD_BUDGET = 0.01
+BY_RECIPE: Any = None
+"""The default of a key that the recipe decides on; it is filled in before the block is checked."""
 JUDGED_AT_ONCE = 256
 MOST_VALIDATED = 16_384
 STREAMS_REPLACE_NOTHING = (
@@ -69,6 +71,7 @@ Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 RateOrNone = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Span = Annotated[int, Field(ge=0, strict=True)] | Annotated[float, Field(ge=0, lt=1, strict=True)]
 """A number of steps, or a share of all steps."""
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Pack(Block):
@@ -77,10 +80,14 @@ class Pack(Block):
     tokens: Annotated[int, Field(ge=1)] = 4096
     images: Annotated[int, Field(ge=1)] = 18
     """The number of images, regardless of how many tiles each is cut into."""
+    images_per_sample: Annotated[int, Field(ge=0)] | None = None
+    """The most images of one conversation: those with more are left out. nanoVLM's
+    `max_images_per_example`, which is 4 there."""
 
 
 class Train(Block):
-    """One training run."""
+    """One training run. A key without a default of its own has the recipe's, which is that of its
+    original."""
 
     recipe: Annotated[str, AfterValidator(recipes.known), Field(json_schema_extra=recipes.name_choices)]
     """The model family; each has its own keys in `model`."""
@@ -106,27 +113,41 @@ class Train(Block):
     """The peak learning rate, or one for each part of the model, as in
     `{vision: 1.0e-5, text: 1.0e-4, temperature: 1.0e-4}` with the parts of clip. A part with rate 0 is not
     trained, as if `freeze` named it."""
-    warmup: Span | dict[str, Span] = 0
+    warmup: Span | dict[str, Span] | None = None
     """Steps of linear warm-up, or their share of all steps; or one value for each part, as in `lr`."""
-    schedule: Literal["cosine", "constant"] = "cosine"
-    """The learning rate after the warm-up: it falls to zero as half a cosine, or stays constant."""
+    schedule: Literal["cosine", "constant"] = BY_RECIPE
+    """The learning rate after the warm-up: it falls as half a cosine, or stays constant."""
+    lr_floor: Annotated[float, Field(ge=0, lt=1)] = BY_RECIPE
+    """The share of its peak that the learning rate falls to: with `cosine`, or in a `cooldown`."""
     cooldown: Span = 0
-    """With `constant`: the last steps, or their share of all, in which the rate falls linearly to zero."""
+    """With `constant`: the last steps, or their share of all, in which the rate falls."""
+    cooldown_power: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """The shape of the cooldown: 1 is a line; the rate falls with this power of the share of it that is
+    left."""
     freeze: list[str] = []
     """Parts of the model that are not trained, such as `[vision]`; they stay in eval mode."""
-    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.2
-    grad_clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Maximum norm to which all gradients together are clipped; `train/grad_norm` is the norm before that."""
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = BY_RECIPE
+    decay: Literal["matrices", "all", "none"] = BY_RECIPE
+    """What weight decay acts on: matrices but no biases, norms and temperatures; all parameters; or none."""
+    betas: tuple[Beta, Beta] = BY_RECIPE
+    """AdamW's decay rates of the averages of gradients and of their squares."""
+    eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = BY_RECIPE
+    """AdamW's term in the denominator."""
+    grad_clip: Annotated[float, Field(ge=0, allow_inf_nan=False)] = BY_RECIPE
+    """Maximum norm to which all gradients together are clipped, or 0 for no limit; `train/grad_norm` is the
+    norm before that."""
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Decay of an exponential moving average of the weights (lower in the first steps). The average is what
     `model.safetensors` holds, and what is validated and evaluated."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Precision of the arithmetic; weights stay in fp32. `fp16` scales the loss and skips steps that
-    overflow, and logs each skipped step as a row with `train/skipped` in the metrics."""
-    deterministic: bool = True
+    precision: recipes.Precision = BY_RECIPE
+    """Precision of the arithmetic; weights stay in fp32. `auto` is bf16 on a GPU that computes in it, else
+    fp32. `fp16` scales the loss and skips steps that overflow, and logs each skipped step as a row with
+    `train/skipped` in the metrics."""
+    deterministic: bool | None = None
     """Whether a resumed training ends with exactly the same bits as an uninterrupted one (tested on the CPU);
-    an operation without a deterministic form is an error. `false` is faster on a GPU: it allows
-    TensorFloat-32 for products in fp32, and cuDNN's fastest convolutions."""
+    an operation without a deterministic form is an error. Unless given, it is so on a CPU, where it costs
+    little, and not on a GPU: there `false` allows TensorFloat-32 for products in fp32, and the fastest
+    kernels."""
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     checkpoint_every: Annotated[int, Field(ge=1)]
     threads: Annotated[int, Field(ge=1)] = 2
@@ -174,11 +195,25 @@ class Train(Block):
         """Return the warm-up of a part of the model in steps."""
         return self._in_steps(self.warmup[part] if isinstance(self.warmup, dict) else self.warmup)
 
-    def _in_steps(self, span: float) -> int:
+    def _in_steps(self, span: float | None) -> int:
         if isinstance(span, int):
             return span
-        assert self.steps is not None, "a planned run has its epochs turned into steps"
+        assert self.steps is not None and span is not None, "a planned run has its epochs turned into steps"
         return round(span * self.steps)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_its_recipe(cls, given: Any) -> Any:
+        """Fill in what the recipe decides. The default warm-up needs the number of steps."""
+        if not isinstance(given, dict) or given.get("recipe") not in recipes.RECIPES:
+            return given
+        defaults = recipes.defaults_of(given["recipe"], given.get("model"), given.get("steps"))
+        found = given | {key: value for key, value in defaults.items() if given.get(key) is None}
+        if given.get("lr_floor") is None and found["schedule"] == "constant" and not found.get("cooldown"):
+            found["lr_floor"] = 0
+        if given.get("weight_decay") is None and found["decay"] == "none":
+            found["weight_decay"] = 0
+        return found
 
     @model_validator(mode="after")
     def _steps_or_epochs(self) -> Self:
@@ -199,6 +234,12 @@ class Train(Block):
             raise ValueError("epochs: the number of packs per epoch is not known in advance; give steps")
         if self.cooldown and self.schedule != "constant":
             raise ValueError("cooldown: has an effect only with schedule: constant")
+        if self.cooldown_power != 1 and not self.cooldown:
+            raise ValueError("cooldown_power: has an effect only with a cooldown")
+        if self.lr_floor and self.schedule == "constant" and not self.cooldown:
+            raise ValueError("lr_floor: has an effect only with schedule: cosine or a cooldown")
+        if self.weight_decay and self.decay == "none":
+            raise ValueError("weight_decay: has an effect only with decay: matrices or all")
         if self.micro_batch is not None and self.micro_batch >= self.batch_size:
             raise ValueError(f"micro_batch: has an effect only below batch_size ({self.batch_size})")
         return self

@@ -40,14 +40,20 @@ class Lengths(NamedTuple):
 
 @dataclass(frozen=True)
 class PackLimits:
-    """The limits of one pack."""
+    """The limits of one pack; a sample of it has at most `images_per_sample`."""
 
     tokens: int
     images: int
+    images_per_sample: int | None = None
+
+    @property
+    def most_images(self) -> int:
+        """The most images of a sample."""
+        return self.images if self.images_per_sample is None else min(self.images, self.images_per_sample)
 
     def takes(self, lengths: Lengths) -> NDArray[np.bool_]:
         """Return whether each sample fits into a pack at all; the others are left out."""
-        fits: NDArray[np.bool_] = (lengths.tokens <= self.tokens) & (lengths.images <= self.images)
+        fits: NDArray[np.bool_] = (lengths.tokens <= self.tokens) & (lengths.images <= self.most_images)
         return fits
 
 
@@ -123,7 +129,7 @@ def window_size(lengths: Sequence[Lengths], limits: PackLimits) -> int:
         known = [one.tokens[one.tokens < UNMEASURED] for one in lengths]
         longest = max(int(tokens.max(initial=0)) for tokens in known)
         raise DataError(
-            f"train.pack: no sample has at most {limits.tokens:,} tokens and {limits.images} images; "
+            f"train.pack: no sample has at most {limits.tokens:,} tokens and {limits.most_images} images; "
             f"the longest has {longest:,} tokens; raise train.pack.tokens"
         )
     return max(int(PACKS_A_WINDOW * limits.tokens / max(tokens.mean(), 1)), 1)

@@ -3,8 +3,7 @@ transforms.
 
 Source: A. Radford et al., "Learning transferable visual models from natural language supervision" (2021). The
 training follows open_clip's trainer: symmetric contrastive loss over the batch, temperature held below 100,
-no weight decay on biases, norms and temperature, and Adam's constants chosen by the name of the model
-(open_clip_train, main.py and params.py).
+no weight decay on biases, norms and temperature (open_clip_train, main.py).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from tasks.core.errors import DataError, UsageError, first_line
 from tasks.loader.collate import Collate, stack
 from tasks.loader.decoders import decode_text, image_of
 from tasks.loader.workers import Transform
-from tasks.models.clip.clip_options import DIGITS, DIGITS_FILE, SIGMOID, ClipOptions, weights_need
+from tasks.models.clip.clip_options import DIGITS_FILE, SIGMOID, ClipOptions, weights_need
 from tasks.models.clip.openclip import open_clip
 from tasks.models.clip.pictures import Crop, RandomCrop, normalised
 from tasks.models.needs import PathNeed
@@ -42,9 +41,6 @@ Tokenize = Callable[[Any], Tensor]
 USUAL_SIZE = 224
 """Pixels per side, for models that do not specify it."""
 HIGHEST_LOGIT_SCALE = math.log(100)
-OF_TRANSFORMERS: Mapping[str, Any] = {"betas": (0.9, 0.98), "eps": 1e-6}
-"""Adam's constants for vision transformers, including `tarmac/digits`."""
-OF_OTHERS: Mapping[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8}
 UNDECAYED = ("bn", "ln", "bias", "logit_scale")
 """Parts of the names of parameters without weight decay, beside those with one dimension."""
 KEPT_CAPTIONS, LONGEST_KEPT = 4096, 200
@@ -130,14 +126,6 @@ class ClipRecipe:
 
     def is_decayed(self, name: str, parameter: Tensor) -> bool:
         return parameter.ndim >= 2 and not any(part in name for part in UNDECAYED)
-
-    @property
-    def adam(self) -> Mapping[str, Any]:
-        if self.options.config is not None or self.name == DIGITS:
-            is_transformer = "patch_size" in (self.options.described or {})["vision_cfg"]
-        else:
-            is_transformer = "vit" in self.name.lower()
-        return OF_TRANSFORMERS if is_transformer else OF_OTHERS
 
     @cached_property
     def preprocessing(self) -> Any:

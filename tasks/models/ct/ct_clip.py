@@ -37,8 +37,6 @@ from tasks.models.task import Contrastive, Embedder, Features, Loss
 HIGHEST_LOGIT_SCALE = math.log(100)
 HU_PER_UNIT = 1000.0
 """CT-CLIP's models read HU / 1000."""
-ADAM: Mapping[str, Any] = {"betas": (0.9, 0.99), "eps": 1e-8}
-"""CT-CLIP's constants."""
 CODEBOOK = "visual_transformer.vq.embed"
 UNUSED = re.compile(
     r"visual_transformer\.(to_patch_emb_first_frame|to_pixels|to_pixels_first_frame|vq)\."
@@ -51,8 +49,6 @@ UNUSED = re.compile(
 
 class CtClipRecipe(Recipe):
     """CT-CLIP and models of its architecture."""
-
-    adam = ADAM
 
     def __init__(self, options: CtClipOptions) -> None:
         self.options = options

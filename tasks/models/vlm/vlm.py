@@ -127,8 +127,6 @@ class VlmRecipe(Recipe):
     """Vision-language models by the names of their parts, trained the way nanoVLM does."""
 
     collate: Collate
-    adam: Mapping[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8}
-    """torch's defaults, which nanoVLM uses."""
 
     def __init__(self, options: VlmOptions) -> None:
         self._options = options
