@@ -160,7 +160,7 @@ def plan(config: ConfigFile, /, *, changes: Changes = None, as_json: AsJson = Fa
     lines = list(_build_lines(settings, build))
     if training is not None:
         lines.append(f"train     {training.summary}")
-        lines += [f"          {line}" for line in _setting_lines(training.settings, settings.engine.train)]
+        lines += [f"          {line}" for line in setting_lines(training.settings, settings.engine.train)]
         lines += [f"!         {doubt}" for doubt in training.doubts]
     if work is not None and work.stops is not None:
         lines.append("nothing was written")
@@ -297,7 +297,7 @@ def training_left(settings: Config, version: str | None, most: int | None = None
     return TrainingLeft(f"goes on: {run.name}, {at}{_place(settings)}", known, doubts=doubted)
 
 
-def _setting_lines(train: Train, engine: TrainEngine) -> Iterator[str]:
+def setting_lines(train: Train, engine: TrainEngine) -> Iterator[str]:
     """Say by which steps, rates and arithmetic the weights are changed, whoever decided on them."""
     from tasks.runs.gpus import trains_on_gpus
 

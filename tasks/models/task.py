@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+ALL = slice(None)
 Features = Mapping[str, Tensor]
 """The tensors that a contrastive loss compares, by name; each has shape [samples, ...]."""
 
@@ -63,11 +64,21 @@ class Contrastive(Task):
         """Compute the features of each sample on its own."""
 
     @abstractmethod
-    def contrast(self, features: Features) -> Loss:
-        """Compute the loss of the features; its weight is the number of samples."""
+    def contrast(self, features: Features, own: slice = ALL) -> Loss:
+        """Compute the loss of the samples `own`, each compared with all; its weight is their number.
+
+        The losses of parts of the samples add up to that of all, and each needs only its own rows of the
+        logits: [own, samples] in place of [samples, samples].
+        """
 
     def forward(self, batch: Mapping[str, Any]) -> Loss:
         return self.contrast(self.encode(batch))
+
+
+def both_ways(one: Tensor, other: Tensor, scale: Tensor | float, own: slice = ALL) -> tuple[Tensor, Tensor]:
+    """Return the scaled similarities [own, samples] of `one` [samples, width] to all of `other`, and back."""
+    there = scale * one[own] @ other.T
+    return there, there.T if own == ALL else scale * other[own] @ one.T
 
 
 class Embedder(ABC):

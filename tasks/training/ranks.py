@@ -4,8 +4,8 @@ A rank must not act alone on what only it has noticed (a file `stop`, a sample t
 disk), or the others wait for it in the next exchange. So after each piece of work that may end differently,
 all ranks exchange one integer and take the highest: data at an end, go on, stop, failed.
 
-Each rank computes the contrast of all features, which costs it the whole matrix of logits. In return every
-rank knows the loss, and no gradient is missing: the gradients of the other ranks' losses with respect to a
+Of a contrast, each rank computes the loss of its own samples, compared with the features of all ranks: its
+own rows of the logits. No gradient is missing, because those of the other ranks' losses with respect to a
 rank's features come back to it. DDP then takes the mean over ranks, which is the gradient of the whole batch.
 """
 
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from tasks.core.errors import OtherRankError, first_line
-from tasks.models.task import Contrastive, Features, Loss, Task
+from tasks.models.task import ALL, Contrastive, Features, Loss, Task
 from tasks.runs.environment import Meeting
 
 PATIENCE_S = 600.0
@@ -66,9 +66,18 @@ class Ranks:
         gathered: Tensor = _Gather.apply(features, self)
         return gathered
 
-    def mine(self, gathered: Tensor) -> Tensor:
-        """Return this rank's part of what was gathered."""
-        return gathered.chunk(self.count)[self.rank]
+    def own(self, samples: int) -> slice:
+        """Return this rank's part of so many gathered samples."""
+        share = samples // self.count
+        return ALL if self.count == 1 else slice(self.rank * share, (self.rank + 1) * share)
+
+    def own_of_sum(self, gathered: Tensor) -> Tensor:
+        """Return this rank's part of the sum over ranks of [ranks * samples, ...], without a gradient."""
+        if self.count > 1 and gathered.is_cuda:  # gloo has no such exchange
+            part = torch.empty_like(gathered[self.own(len(gathered))])
+            distributed.reduce_scatter_tensor(part, gathered.contiguous())
+            return part
+        return self.sum(gathered)[self.own(len(gathered))]
 
     @property
     def is_first(self) -> bool:
@@ -117,6 +126,13 @@ class Ranks:
             why = first_line(error)
             raise OtherRankError(f"another rank is gone, or does not answer: {why}") from error
         return RankRequest(int(number))
+
+    def means(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the means over all ranks of tensors of shape [], without a gradient, in one exchange."""
+        if self.count == 1:
+            return {name: value.detach() for name, value in values.items()}
+        summed = self.sum(torch.stack([value.detach().double() for value in values.values()]))
+        return dict(zip(values, summed / self.count, strict=True))
 
     def sum(self, value: Tensor) -> Tensor:
         """Return the sum over all ranks, without a gradient."""
@@ -167,11 +183,11 @@ class Spread(nn.Module):
     def forward(
         self, batch: Mapping[str, Any], gradients: Features | None = None, contrasted: Features | None = None
     ) -> Loss | tuple[Tensor, Loss | None]:
-        """Return the loss of the batch: that of all ranks for a contrast, else that of this rank's share.
+        """Return the loss of this rank's share of the batch, for a contrast compared with all samples.
 
         With `gradients`, of features that were encoded before, return a scalar whose gradient is theirs for
-        the weights; with `contrasted`, which are all features, return their loss too, for the contrast's own
-        parameters.
+        the weights; with `contrasted`, which are all features, return this rank's loss of them too, for the
+        contrast's own parameters.
         """
         if gradients is None:
             return self._loss(batch)
@@ -179,7 +195,7 @@ class Spread(nn.Module):
         features = self.task.encode(batch)
         # DDP takes the mean over ranks, and the features need the sum.
         products = [(features[name] * gradient).sum() for name, gradient in gradients.items()]
-        loss = None if contrasted is None else self.task.contrast(contrasted)
+        loss = None if contrasted is None else self._contrast(contrasted)
         return self.ranks.count * torch.stack(products).sum(), loss
 
     def _loss(self, batch: Mapping[str, Any]) -> Loss:
@@ -187,7 +203,11 @@ class Spread(nn.Module):
             loss: Loss = self.task(batch)
             return loss
         features = self.task.encode(batch)
-        return self.task.contrast({name: self.ranks.gather(value) for name, value in features.items()})
+        return self._contrast({name: self.ranks.gather(value) for name, value in features.items()})
+
+    def _contrast(self, gathered: Features) -> Loss:
+        assert isinstance(self.task, Contrastive)
+        return self.task.contrast(gathered, self.ranks.own(len(next(iter(gathered.values())))))
 
 
 class _Gather(torch.autograd.Function):
@@ -200,4 +220,4 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return ctx.ranks.mine(ctx.ranks.sum(gradients[0])), None
+        return ctx.ranks.own_of_sum(gradients[0]), None

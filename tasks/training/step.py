@@ -203,7 +203,7 @@ class Step:
                 total, weight, logs = self._spread(parts[0])
             loss: Tensor = total / weight
             self._differentiate(loss)
-            return loss.detach(), logs
+            return self._of_all_ranks(loss, logs)
         return self._summed(parts)
 
     def _summed(self, parts: Sequence[Mapping[str, Any]]) -> tuple[Tensor, Mapping[str, Tensor]]:
@@ -247,7 +247,7 @@ class Step:
         names, sizes = list(features[0]), [len(part["key"]) for part in parts]
         whole = {name: self._ranks.gather(torch.cat([one[name] for one in features])) for name in names}
         gradients = self._gradients(task, whole)
-        shares = {name: torch.split(self._ranks.mine(value), sizes) for name, value in gradients.items()}
+        shares = {name: torch.split(value, sizes) for name, value in gradients.items()}
         for place, part in enumerate(parts):
             is_last = place == len(parts) - 1
             set_random_state(draws[place])
@@ -261,16 +261,22 @@ class Step:
                 if product.requires_grad:  # which it does not of locked towers
                     product.backward()
         assert loss is not None
-        return mean.detach(), loss.logs
+        return self._of_all_ranks(mean, loss.logs)
 
     def _gradients(self, task: Contrastive, features: Features) -> dict[str, Tensor]:
-        """The gradients of the mean loss for all features, times the loss scale; the weights get none."""
+        """The gradients of the mean loss over all ranks for this rank's features, times the loss scale; the
+        weights get none."""
         leaves = {name: value.detach().requires_grad_() for name, value in features.items()}
         with self._device.autocast():
-            total, weight, _ = task.contrast(leaves)
-        scaled = self._scaler.scale(total / weight)
+            total, weight, _ = task.contrast(leaves, self._ranks.own(len(next(iter(leaves.values())))))
+        scaled = self._scaler.scale(total / weight / self._ranks.count)
         found = torch.autograd.grad(scaled, list(leaves.values()), materialize_grads=True)
-        return dict(zip(leaves, found, strict=True))
+        return {name: self._ranks.own_of_sum(value) for name, value in zip(leaves, found, strict=True)}
+
+    def _of_all_ranks(self, loss: Tensor, logs: Mapping[str, Tensor]) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """The means over ranks of the loss and its logs, whose samples are equally many on each."""
+        means = self._ranks.means({"": loss, **logs})
+        return means.pop(""), means
 
     def _exchanging(self, is_last: bool) -> AbstractContextManager[Any]:
         """Have the ranks add up their gradients once per step, with the last part."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from tasks.models.recipes import options_type
 from tests.conftest import ROOT
 from tests.dataset.raw import chat, nifti, shards
 from tests.diagnosis.test_preflight_config import ROOM, write_version
-from tests.flows.birds import output_of
+from tests.flows.birds import json_of, output_of
 
 CONFIGS = ROOT / "configs/full"
 RATED = ("relevance", "image_correspondence", "visual_dependency", "formatting")
@@ -107,12 +109,19 @@ def test_it_plans(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     write, expected = STAND_INS[name]
-    planned = output_of(capsys, "plan", str(CONFIGS / f"{name}.yaml"), *write(tmp_path))
+    command = ["plan", str(CONFIGS / f"{name}.yaml"), *write(tmp_path)]
+    planned = output_of(capsys, *command)
     assert expected in planned and "nothing was written; to do it: tarmac run" in planned
     reported = [line for line in planned.splitlines() if line.startswith("!")]
     lacking = {found[1] for line in reported if (found := LACKS.match(line))}
     assert lacking == WEIGHTS[name], "as preflight says"
     assert not [line for line in reported if not LACKS.match(line)]
+    train = json_of(capsys, *command)["train"]
+    changed = {word.partition("=")[0].removeprefix("train.") for word in command}
+    for row in tables()[train["recipe"]]:
+        key = row["key"].strip("`")
+        found = reduce(getitem, key.split("."), train)
+        assert key in changed or found == yaml.safe_load(row["original"])
 
 
 def tables() -> dict[str, list[dict[str, str]]]:
@@ -127,10 +136,7 @@ def tables() -> dict[str, list[dict[str, str]]]:
 
 def value_of(train: Train, key: str) -> Any:
     """A key of the block as JSON has it; that of a model without its defaults."""
-    found: Any = train.model_dump(mode="json")
-    for part in key.split("."):
-        found = found[part]
-    return found
+    return reduce(getitem, key.split("."), train.model_dump(mode="json"))
 
 
 @pytest.mark.parametrize("name", list(STAND_INS))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli import main
-from flows.commands.projects import TrainingLeft, training_left
+from flows.commands.projects import TrainingLeft, setting_lines, training_left
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
 from tasks.dataset import quarantine, versions
@@ -123,6 +123,47 @@ def test_a_plan_refuses_what_would_only_show_after_the_training(digits_dataset: 
         training_left(config, None)
 
 
+def summary_of(left: TrainingLeft | None) -> tuple[str, bool]:
+    assert left is not None
+    return left.summary, left.is_left
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            (),
+            [
+                "600 steps of 64 samples; learning rate 0.001 after 50 steps of warm-up, then falling as a cosine to 0",
+                "AdamW with betas 0.9 and 0.98, eps 1e-06, weight decay 0.2 on matrices; no clipping",
+                "fp32 on the CPU; a resume is exact to the bit",
+            ],
+        ),
+        (
+            ("train.precision=auto", "engine.train.gpus=1", "train.grad_clip=1", "train.schedule=constant"),
+            ["then constant", "gradients clipped at 1", "bf16 on GPUs; a resume is not exact to the bit"],
+        ),
+        (
+            ("engine.train.gpus=1", "train.deterministic=true"),
+            ["exact to the bit, which forbids TensorFloat-32 and the fastest kernels"],
+        ),
+    ],
+)
+def test_a_plan_says_all_that_a_recipe_or_the_device_decided_on(
+    changes: tuple[str, ...],
+    says: list[str],
+    digits_dataset: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gpus, "compute_in_bf16", lambda: True)
+    config = make_config(digits_dataset, tmp_path, *changes)
+    left = training_left(config, versions.resolve(digits_dataset).name)
+    assert left is not None
+    lines = list(setting_lines(left.settings, config.engine.train))
+    assert all(said in "; ".join(lines) for said in says), lines
+
+
 def test_a_plan_names_the_one_gpu_of_several(
     digits_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,7 +171,7 @@ def test_a_plan_names_the_one_gpu_of_several(
     version = versions.resolve(digits_dataset).name
     for count, says in ((8, ", on one of 8 GPUs and its evaluations on another"), (1, ""), (0, "")):
         monkeypatch.setattr(gpus, "gpus_here", lambda count=count: count)
-        assert training_left(config, None) == TrainingLeft(f"clip, after the build{says}")
+        assert summary_of(training_left(config, None)) == (f"clip, after the build{says}", True)
         new = training_left(config, version)
         assert new is not None and new.summary.startswith("a new run, digits-clip-")
         assert new.summary.endswith(says) and ("GPU" in new.summary) == (count > 1)
@@ -143,6 +184,6 @@ def test_a_run_is_up_to_date_with_the_evaluations_asked_for(
     version = versions.resolve(digits_dataset)
     run = plan(config, version)
     monkeypatch.setattr(RunStatus, "is_complete", True)
-    assert training_left(config, version.name) == TrainingLeft(f"up to date: {run.name}", is_left=False)
+    assert summary_of(training_left(config, version.name)) == (f"up to date: {run.name}", False)
     renamed = make_config(digits_dataset, tmp_path, "evaluate.tasks=[{kind: zero_shot, name: zz}]")
-    assert training_left(renamed, version.name) == TrainingLeft(f"goes on: {run.name}, planned")
+    assert summary_of(training_left(renamed, version.name)) == (f"goes on: {run.name}, planned", True)

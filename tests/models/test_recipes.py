@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import distributed
+from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from tasks.core import config as configs
@@ -19,9 +19,12 @@ from tasks.core.schema.recipes import RECIPES
 from tasks.core.schema.recipes import RecipeClasses as Row
 from tasks.models import recipes
 from tasks.models.recipes import Recipe
-from tasks.models.task import Contrastive, Embedder
+from tasks.models.task import ALL, Contrastive, Embedder
 from tests.models import lengths
 from tests.models.examples import MODELS, SAMPLES, TRAINED, UNAUGMENTED, batch_of, train_block
+
+SIDE = 80
+"""Samples of a contrast; no half or quarter of it is the width of a feature."""
 
 
 @pytest.fixture(params=[*TRAINED, lengths.NAME])
@@ -187,6 +190,64 @@ def test_a_loss_of_a_contrast_is_that_of_the_features_of_its_parts(recipe: Recip
     halves = [task.encode({field: batch[field][half] for field in batch}) for half in (slice(2), slice(2, 4))]
     joined = {field: torch.cat([half[field] for half in halves]) for field in halves[0]}
     assert torch.allclose(task.contrast(joined).sum, task(batch).sum, rtol=1e-5)
+
+
+@pytest.mark.parametrize("loss", [None, "siglip"])
+def test_the_ranks_own_rows_make_the_whole_contrast(
+    recipe: Recipe, name: str, loss: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Losses and gradients of 2 and of 4 parts, in float64, each with its part of the logits' memory."""
+    if loss is not None:
+        if name != "clip":
+            pytest.skip("its loss has one form")
+        recipe = recipes.load_recipe(train_block(name, **MODELS[name], loss=loss))
+    task: Any = recipe.task(recipe.build_model().eval())
+    if not isinstance(task, Contrastive):
+        pytest.skip("its loss is a sum over samples")
+    drawn = torch.Generator().manual_seed(1)
+    shapes = {
+        field: value.shape[1] for field, value in task.encode(batch_of(recipe, name, is_train=True)).items()
+    }
+    task.double()
+    given = {
+        field: torch.nn.functional.normalize(
+            torch.randn(SIDE, width, generator=drawn, dtype=torch.float64), dim=1
+        )
+        for field, width in shapes.items()
+    }
+
+    def taken(parts: int) -> tuple[Tensor, list[Tensor], int]:
+        features = {field: value.clone().requires_grad_() for field, value in given.items()}
+        share = SIDE // parts
+        losses, most = [], 0
+        for start in range(0, SIDE, share):
+            kept: list[int] = []
+
+            def keep(value: Tensor, kept: list[int] = kept) -> Tensor:
+                is_logits = {*value.shape[-2:]} <= {share, SIDE}
+                kept.append(value.numel() if is_logits else 0)
+                return value
+
+            own = slice(start, start + share) if parts > 1 else ALL
+            with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+                losses.append(task.contrast(features, own).sum)
+            most = max(most, sum(kept))
+        total = torch.stack(losses).sum()
+        wanted = [*(v for f, v in features.items() if not f.startswith("teacher")), *scales_of(task)]
+        return total.detach(), list(torch.autograd.grad(total, wanted)), most
+
+    whole, gradients, memory = taken(1)
+    for parts in (2, 4):
+        total, mine, part_memory = taken(parts)
+        torch.testing.assert_close(total, whole, rtol=1e-9, atol=1e-12)
+        for one, other in zip(mine, gradients, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-12)
+        assert part_memory <= 1.01 * memory / parts, "as the rows that it computes"
+
+
+def scales_of(task: Any) -> list[Tensor]:
+    names = ("logit_scale", "logit_bias", "temperature")
+    return [found for one in names if isinstance(found := getattr(task.model, one, None), Tensor)]
 
 
 def test_a_wrong_name_is_told_without_torch() -> None:

@@ -19,7 +19,7 @@ from tasks.core.files import read_json, write_json
 from tasks.core.schema.recipes import RECIPES, RecipeClasses
 from tasks.dataset import versions
 from tasks.models.clip.clip import ClipTask
-from tasks.models.task import Features, Loss
+from tasks.models.task import ALL, Features, Loss
 from tasks.runs import phases
 from tasks.runs.checkpoints import list_checkpoints
 from tasks.runs.folder import RunFolder
@@ -279,10 +279,10 @@ def test_an_operation_without_a_deterministic_form_names_the_key(
 ) -> None:
     contrast = ClipTask.contrast
 
-    def scattered(task: ClipTask, features: Features) -> Loss:
+    def scattered(task: ClipTask, features: Features, own: slice = ALL) -> Loss:
         places = torch.zeros(2, dtype=torch.int64)
         torch.zeros(2).put_(places, torch.ones(2))
-        return contrast(task, features)
+        return contrast(task, features, own)
 
     monkeypatch.setattr(ClipTask, "contrast", scattered)
     monkeypatch.setattr(rank, "leave_with_starter", lambda: None)

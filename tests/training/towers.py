@@ -9,7 +9,7 @@ import torch
 
 from tasks.core.schema import Train
 from tasks.loader.collate import stack
-from tasks.models.task import Contrastive, Features, Loss, Task
+from tasks.models.task import ALL, Contrastive, Features, Loss, Task
 from tasks.training.devices import Device
 from tasks.training.ranks import ALONE, Ranks
 from tasks.training.step import Step
@@ -33,10 +33,10 @@ class Meeting(Contrastive):
     def encode(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         return {"a": self.model.visual(batch["image"]), "b": self.model.text(batch["text"])}
 
-    def contrast(self, features: Features) -> Loss:
-        logits = features["a"] @ features["b"].T * self.model.logit_scale.exp()
-        weight = logits.new_tensor(len(logits))
-        return Loss(torch.nn.functional.cross_entropy(logits, torch.arange(len(logits))) * weight, weight, {})
+    def contrast(self, features: Features, own: slice = ALL) -> Loss:
+        logits = features["a"][own] @ features["b"].T * self.model.logit_scale.exp()
+        weight, places = logits.new_tensor(len(logits)), torch.arange(len(features["a"]))[own]
+        return Loss(torch.nn.functional.cross_entropy(logits, places) * weight, weight, {})
 
 
 class Sum(Task):

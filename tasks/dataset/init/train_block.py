@@ -95,9 +95,8 @@ def _ct_clip(best: Reading, has_gpu: bool) -> Proposal:
     tasks = ["multilabel", "retrieval"] if any(one.key == "labels" for one in best.source) else ["retrieval"]
     if has_gpu:
         model = {"vision": "ctvit", "text": "microsoft/BiomedVLP-CXR-BERT-specialized"}
-        more = [ConfigKey("weight_decay", 0), ConfigKey("grad_clip", 0.5), ConfigKey("schedule", "constant")]
         why = "CT-CLIP's towers, which read [240, 480, 480] voxels; the text's weights: tarmac fetch"
-        return Proposal("ct_clip", model, why, 8, 1.25e-6, more, tasks)
+        return Proposal("ct_clip", model, why, 8, 1.25e-6, (), tasks)
     small: dict[str, Any] = {"vision": "tarmac/phantoms", "text": "tarmac/reports", "logit_scale": 2.66}
     sides = zip(best.volume_shape or SMALL_SHAPE, SMALL_SHAPE, SMALL_PATCH, strict=True)
     shape = [max(patch, min(side, full) // patch * patch) for side, full, patch in sides]
@@ -107,18 +106,17 @@ def _ct_clip(best: Reading, has_gpu: bool) -> Proposal:
 
 
 def _vlm(best: Reading, has_gpu: bool) -> Proposal:
-    clip = ConfigKey("grad_clip", 1.0)
     if not has_gpu:
         model = {"vision": "tarmac/chat", "language": "tarmac/chat", "pixel_shuffle": 2, "max_side": 32}
         lr = dict.fromkeys(("projector", "vision", "language"), 3.0e-3)
-        return Proposal("vlm", model, f"{SMALL}; models of transformers on a GPU", 8, lr, [clip], ["vlm"])
+        return Proposal("vlm", model, f"{SMALL}; models of transformers on a GPU", 8, lr, (), ["vlm"])
     model = {
         "vision": "google/siglip2-base-patch16-512",
         "language": "HuggingFaceTB/SmolLM2-360M-Instruct",
         "pixel_shuffle": 4,
     }
     lr = {"projector": 5.12e-3, "vision": 5.0e-5, "language": 5.0e-5}
-    more = [ConfigKey("micro_batch", 2, "conversations in one pass"), ConfigKey("weight_decay", 0.01), clip]
+    more = [ConfigKey("micro_batch", 2, "conversations in one pass")]
     return Proposal("vlm", model, "nanoVLM's parts; their weights: tarmac fetch", 128, lr, more, ["vlm"])
 
 

@@ -23,6 +23,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, logsigmoid
+from torch.utils.checkpoint import checkpoint
 
 from tasks.core.errors import DataError, UsageError, first_line
 from tasks.loader.collate import Collate, stack
@@ -32,7 +34,7 @@ from tasks.models.clip.clip_options import DIGITS_FILE, SIGMOID, ClipOptions, we
 from tasks.models.clip.openclip import open_clip
 from tasks.models.clip.pictures import Crop, RandomCrop, normalised
 from tasks.models.needs import PathNeed
-from tasks.models.task import Contrastive, Embedder, Features, Loss
+from tasks.models.task import ALL, Contrastive, Embedder, Features, Loss, both_ways
 
 open_clip.add_model_config(DIGITS_FILE)
 
@@ -143,8 +145,8 @@ class ClipRecipe:
 class ClipTask(Contrastive, Embedder):
     """An open_clip model with CLIP's or SigLIP's loss; its features are the embeddings of images and texts.
 
-    The loss is open_clip's for one rank, applied to the features of all ranks. open_clip's `--local-loss`,
-    with which each rank computes its own rows of the logits, would change no gradient and is not offered.
+    The loss is open_clip's with `--gather-with-grad` and `--local-loss`: of the logits of all ranks each rank
+    computes its own rows.
     """
 
     def __init__(
@@ -154,17 +156,21 @@ class ClipTask(Contrastive, Embedder):
         self._tokenize = tokenize
         self._preprocessing = preprocessing
         self._is_sigmoid = is_sigmoid
-        self._loss = open_clip.loss.SigLipLoss() if is_sigmoid else open_clip.ClipLoss()
 
     def encode(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         texts: Tensor = self.model.encode_text(batch["text"], normalize=True)
         return {"image": self.embed_images(batch), "text": texts}
 
-    def contrast(self, features: Features) -> Loss:
-        images, scale = features["image"], self.model.logit_scale.exp()
+    def contrast(self, features: Features, own: slice = ALL) -> Loss:
+        images, texts, scale = features["image"], features["text"], self.model.logit_scale.exp()
         bias = {"logit_bias": self.model.logit_bias} if self._is_sigmoid else {}
-        mean: Tensor = self._loss(images, features["text"], scale, **bias)
-        weight = mean.new_tensor(len(images))
+        if self._is_sigmoid:
+            mean = sigmoid_loss(images, texts, scale, self.model.logit_bias, own)
+        else:
+            places = torch.arange(len(images), device=images.device)[own]
+            rows = both_ways(images, texts, scale, own)
+            mean = (cross_entropy(rows[0], places) + cross_entropy(rows[1], places)) / 2
+        weight = mean.new_tensor(len(images[own]))
         logs = {"logit_scale": scale, **bias}
         return Loss(mean * weight, weight, {name: value.detach().clone() for name, value in logs.items()})
 
@@ -193,6 +199,31 @@ class ClipTask(Contrastive, Embedder):
         tokens = self.tokenize(texts).to(self.model.logit_scale.device)
         embeddings: Tensor = self.model.encode_text(tokens, normalize=True)
         return embeddings
+
+
+def sigmoid_loss(images: Tensor, texts: Tensor, scale: Tensor, bias: Tensor, own: slice = ALL) -> Tensor:
+    """Return SigLIP's loss of the images `own` with all texts, as a mean over these images.
+
+    It is added up over blocks of as many texts as there are own images, and each block's logits are computed
+    again for the gradient, so it takes the memory of one block: that of SigLIP's exchange in a ring.
+    Source: X. Zhai et al., "Sigmoid loss for language image pre-training" (2023), section 3.3.
+    """
+    mine, size = images[own], len(images[own])
+    places = torch.arange(len(images), device=images.device)
+
+    def of_block(mine: Tensor, texts: Tensor, labels: Tensor) -> Tensor:
+        return -logsigmoid(labels * (scale * mine @ texts.T + bias)).sum()
+
+    losses = []
+    for start in range(0, len(texts), size):
+        block = slice(start, start + size)
+        labels = 2 * (places[own][:, None] == places[block]).to(mine.dtype) - 1
+        if size == len(texts):
+            losses.append(of_block(mine, texts, labels))
+        else:
+            given = (mine, texts[block], labels)
+            losses.append(checkpoint(of_block, *given, use_reentrant=False, preserve_rng_state=False))
+    return torch.stack(losses).sum() / size
 
 
 class ClipTransform:

@@ -32,7 +32,7 @@ from tasks.models.ct.ct_clip_options import CtClipOptions, Sides
 from tasks.models.ct.ct_reports import ReportTower, reports_of
 from tasks.models.ct.ct_vit import CTViT
 from tasks.models.recipes import Recipe
-from tasks.models.task import Contrastive, Embedder, Features, Loss
+from tasks.models.task import ALL, Contrastive, Embedder, Features, Loss, both_ways
 
 HIGHEST_LOGIT_SCALE = math.log(100)
 HU_PER_UNIT = 1000.0
@@ -100,14 +100,14 @@ class CtClipTask(Contrastive, Embedder):
     def encode(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         return {"volume": self.embed_images(batch), "text": self._embedded(batch["text"])}
 
-    def contrast(self, features: Features) -> Loss:
+    def contrast(self, features: Features, own: slice = ALL) -> Loss:
         volumes, texts = features["volume"], features["text"]
         scale = self.model.temperature.exp()
-        similar = scale * texts @ volumes.T
-        own = torch.arange(len(similar), device=similar.device)
-        both = [functional.cross_entropy(rows, own, reduction="sum") for rows in (similar, similar.T)]
+        places = torch.arange(len(texts), device=texts.device)[own]
+        rows = both_ways(texts, volumes, scale, own)
+        both = [functional.cross_entropy(similar, places, reduction="sum") for similar in rows]
         total = (both[0] + both[1]) / 2
-        return Loss(total, total.new_tensor(len(similar)), {"logit_scale": scale.detach()})
+        return Loss(total, total.new_tensor(len(places)), {"logit_scale": scale.detach()})
 
     def chance(self, samples: int) -> float | None:
         return math.log(samples)

@@ -37,7 +37,7 @@ from tasks.models.clip.clip_options import ClipOptions
 from tasks.models.clip.pictures import Crop
 from tasks.models.reinforced.clip_reinforced_options import ReinforcedOptions
 from tasks.models.reinforced.reinforcement import Embedding, choose, replay
-from tasks.models.task import Features, Loss
+from tasks.models.task import ALL, Features, Loss, both_ways
 
 
 class ReinforcedRecipe(ClipRecipe):
@@ -76,16 +76,18 @@ class ReinforcedTask(ClipTask):
             features = {"image": self.embed_images(batch), "text": texts, "synthetic": synthetic}
         return {**features, **{name: batch[name] for name in batch if name.startswith("teacher_")}}
 
-    def contrast(self, features: Features) -> Loss:
+    def contrast(self, features: Features, own: slice = ALL) -> Loss:
         if "teacher_image" not in features:
-            return super().contrast(features)
+            return super().contrast(features, own)
         scale = self.model.logit_scale.exp()
         losses = [
-            self._of_pairs(features, scale, texts) for texts in ("text", "synthetic") if texts in features
+            self._of_pairs(features, scale, texts, own)
+            for texts in ("text", "synthetic")
+            if texts in features
         ]
         contrastive, distillation, entropy = (torch.stack(parts).sum() for parts in zip(*losses, strict=True))
         mean = self._weights.contrastive * contrastive + self._weights.distillation * distillation
-        weight = mean.new_tensor(len(features["image"]))
+        weight = mean.new_tensor(len(features["image"][own]))
         logs = {
             "logit_scale": scale.detach(),
             "contrastive": contrastive.detach(),
@@ -100,26 +102,27 @@ class ReinforcedTask(ClipTask):
         weights = self._weights.contrastive + self._weights.distillation
         return weights * self._kinds_of_text * math.log(samples)
 
-    def _of_pairs(self, features: Features, scale: Tensor, texts: str) -> tuple[Tensor, Tensor, Tensor]:
+    def _of_pairs(
+        self, features: Features, scale: Tensor, texts: str, own: slice
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the mean losses of the images with one kind of texts, and the teachers' entropy, which is
         the lower bound of the distillation."""
-        logits = scale * features["image"] @ features[texts].T
-        student = torch.stack([logits.log_softmax(dim=1), logits.T.log_softmax(dim=1)])
-        taught = self._taught(features["teacher_image"], features[f"teacher_{texts}"])
-        contrastive = -student.diagonal(dim1=1, dim2=2).mean()
+        rows = both_ways(features["image"], features[texts], scale, own)
+        student = torch.stack([logits.log_softmax(dim=1) for logits in rows])
+        taught = self._taught(features["teacher_image"], features[f"teacher_{texts}"], own)
+        contrastive = -student.diagonal(own.start or 0, dim1=1, dim2=2).mean()
         distillation = -(taught * student).sum(dim=2).mean()
         return contrastive, distillation, torch.special.entr(taught).sum(dim=2).mean()
 
     @torch.no_grad()
-    def _taught(self, images: Tensor, texts: Tensor) -> Tensor:
-        """Return the teachers' mean softmax, [2, samples, samples]: over the texts of each image and back."""
+    def _taught(self, images: Tensor, texts: Tensor, own: slice) -> Tensor:
+        """Return the teachers' mean softmax, [2, own, samples]: over the texts of each image and back."""
         with torch.autocast(images.device.type, enabled=False):
-            taught = images.new_zeros(2, len(images), len(texts))
+            taught = images.new_zeros(2, len(images[own]), len(texts))
             pairs = zip(*(torch.split(one, self._widths, 1) for one in (images, texts)), strict=True)
             for teacher_scale, (image, text) in zip(self._scales, pairs, strict=True):
-                logits = teacher_scale * image @ text.T
-                taught[0] += logits.softmax(dim=1)
-                taught[1] += logits.T.softmax(dim=1)
+                for sums, logits in zip(taught, both_ways(image, text, teacher_scale, own), strict=True):
+                    sums += logits.softmax(dim=1)
             return taught / len(self._scales)
 
 
