@@ -299,6 +299,7 @@ def training_left(settings: Config, version: str | None, most: int | None = None
 
 def setting_lines(train: Train, engine: TrainEngine) -> Iterator[str]:
     """Say by which steps, rates and arithmetic the weights are changed, whoever decided on them."""
+    from tasks.diagnosis.own_run import checkpoints_of
     from tasks.runs.gpus import trains_on_gpus
 
     if train.recipe == "external":  # the command's own defaults hold where the block leaves a key out
@@ -325,6 +326,11 @@ def setting_lines(train: Train, engine: TrainEngine) -> Iterator[str]:
     price = ", which forbids TensorFloat-32 and the fastest kernels" if exact and on_gpus else ""
     bits = f"a resume is exact to the bit{price}" if exact else "a resume is not exact to the bit"
     yield f"{train.precision} on {'GPUs' if on_gpus else 'the CPU'}; {bits}"
+    if train.steps is not None:
+        checkpoints, each = checkpoints_of(train, train.steps)
+        of = f" of {size(each)}, {size(checkpoints * each)} in all" if each else ""
+        kept = "" if train.keep is not None else "; train.keep keeps fewer"
+        yield f"checkpoints on the disk: at most {count(checkpoints)}{of}{kept}"
 
 
 def _place(settings: Config) -> str:

@@ -87,11 +87,17 @@ class OwnCase:
     @cached_property
     def model(self) -> Mapping[str, Any]:
         """The model's description; empty for a recipe whose models cannot be described without torch."""
-        if self.train.recipe != "clip":
-            return {}
-        from tasks.models.clip.clip_options import ClipOptions
+        return described(self.train)
 
-        return ClipOptions.model_validate(self.train.model).described or {}
+
+def described(train: Train) -> Mapping[str, Any]:
+    """Return open_clip's description of the model; empty for another kind of model."""
+    if train.recipe not in ("clip", "clip_reinforced"):
+        return {}
+    from tasks.models.clip.clip_options import ClipOptions
+
+    keys = {key: value for key, value in train.model.items() if key in ClipOptions.model_fields}
+    return ClipOptions.model_validate(keys).described or {}
 
 
 def judge_own_run(case: OwnCase) -> list[Finding]:
@@ -266,10 +272,21 @@ def weights(model: Mapping[str, Any]) -> int:
     return int(blocks + tokens + 3 * vision.get("patch_size", 16) ** 2 * vision["width"])
 
 
+def checkpoints_of(train: Train, steps: int) -> tuple[int, int]:
+    """Return how many checkpoints of a run of `steps` lie on the disk at once, and the bytes of each; 0 bytes
+    for a model whose size is not known."""
+    each = (BYTES_PER_WEIGHT + (4 if train.ema else 0)) * weights(described(train))
+    count = math.ceil(steps / train.checkpoint_every)
+    if train.keep is not None:
+        on_the_way = 1
+        several = steps // train.keep.every if train.keep.every else 0
+        count = min(count, train.keep.latest + train.keep.best + several + on_the_way)
+    return count, each
+
+
 def _disk(case: OwnCase) -> Iterator[Finding]:
     """Compare the size of all checkpoints of the run with the free space where runs lie."""
-    each = (BYTES_PER_WEIGHT + (4 if case.train.ema else 0)) * weights(case.model)
-    count = math.ceil(case.steps / case.train.checkpoint_every)
+    count, each = checkpoints_of(case.train, case.steps)
     if each * count > case.free_bytes:
         fitting = max(int(case.free_bytes // each), 1)
         every = math.ceil(case.steps / fitting)
@@ -277,7 +294,9 @@ def _disk(case: OwnCase) -> Iterator[Finding]:
             f"{counted(count, 'checkpoint')} of {memory.gigabytes(each)} need "
             f"{memory.gigabytes(each * count)}, and {memory.gigabytes(case.free_bytes)} are free"
         )
-        remedy = f"take train.checkpoint_every {every}, or put `runs` on a larger disk"
+        remedy = (
+            f"take train.keep {{latest: 2}} or train.checkpoint_every {every}, or a larger disk for `runs`"
+        )
         where, config = {"file": str(case.config.runs)}, {"train.checkpoint_every": every}
         yield Finding("disk.too_small", "error", remedy, where, {"problem": problem}, config=config)
 

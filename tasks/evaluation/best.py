@@ -18,8 +18,8 @@ from tasks.runs.checkpoints import (
     Checkpoint,
     CheckpointListing,
     CheckpointMeta,
+    by_val_loss,
     list_checkpoints,
-    lowest_val_loss,
     read_meta,
 )
 from tasks.runs.folder import RunFolder
@@ -47,7 +47,12 @@ class BestCheckpoint:
 
 
 def choose(run: RunFolder, config: Config) -> Checkpoint | None:
-    """Return the best existing checkpoint, the earlier of two equals; None before any was measured."""
+    """Return the best existing checkpoint; None before any was measured."""
+    return next(iter(ranked(run, config)), None)
+
+
+def ranked(run: RunFolder, config: Config) -> list[Checkpoint]:
+    """Return the existing checkpoints that were measured, the best first, and the earlier of two equals."""
     asked = config.evaluate.best if config.evaluate is not None else None
     if asked is not None:
         sign = -1.0 if mode_of(config) == "max" else 1.0
@@ -57,8 +62,8 @@ def choose(run: RunFolder, config: Config) -> Checkpoint | None:
             if (value := _figure(run, checkpoint.step, asked.metric)) is not None
         ]
         if judged:
-            return min(judged, key=lambda entry: entry[:2])[2]
-    return lowest_val_loss(run)
+            return [entry[2] for entry in sorted(judged, key=lambda entry: entry[:2])]
+    return by_val_loss(run)
 
 
 class Pointer:

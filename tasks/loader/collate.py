@@ -63,7 +63,8 @@ def pack(
     samples: Sequence[Mapping[str, Any]], passed_over: Sequence[PassedOver] = (), collate: Collate = stack
 ) -> Packed:
     """Return the batch that `collate` makes of the samples; in a worker its tensors lie in shared memory.
-    TypeError when a value is neither tensor, number nor string, TarmacError when shared memory is full."""
+    TypeError when a value is neither tensor, number, string nor list of numbers, which stay on the host;
+    TarmacError when shared memory is full."""
     texts: dict[str, Any] = {PASSED_OVER: [asdict(one) for one in passed_over]} if passed_over else {}
     try:
         packed = _tensors(collate(samples) if samples else {"key": []}, texts)
@@ -83,10 +84,12 @@ def _tensors(batch: Batch, texts: dict[str, Any]) -> Packed:
     for name, value in batch.items():
         if isinstance(value, Tensor):
             packed[name] = value
-        elif all(isinstance(text, str) for text in value):
+        elif all(isinstance(text, str | list) for text in value):
             texts[name] = list(value)
         else:
-            raise TypeError(f"a transform gave as {name!r} neither tensor, number nor string: {value[0]!r}")
+            raise TypeError(
+                f"a transform gave as {name!r} neither tensor, number, string nor list: {value[0]!r}"
+            )
     return {**packed, TEXTS: torch.frombuffer(bytearray(json.dumps(texts).encode()), dtype=torch.uint8)}
 
 

@@ -102,12 +102,11 @@ def newest_sound(folder: RunFolder) -> Checkpoint | None:
     return next((found for found in reversed(list_checkpoints(folder)) if is_sound(found)), None)
 
 
-def lowest_val_loss(folder: RunFolder) -> Checkpoint | None:
-    """Return the checkpoint of the lowest validation loss, the earlier of two equals; None without any
-    loss."""
+def by_val_loss(folder: RunFolder) -> list[Checkpoint]:
+    """Return the checkpoints with a validation loss, the lowest first, and the earlier of two equals."""
     measured = [
         (meta.val_loss, checkpoint.step, checkpoint)
         for checkpoint in list_checkpoints(folder)
         if (meta := read_meta(checkpoint)) is not None and meta.val_loss is not None
     ]
-    return min(measured, key=lambda entry: entry[:2])[2] if measured else None
+    return [entry[2] for entry in sorted(measured, key=lambda entry: entry[:2])]

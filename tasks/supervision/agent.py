@@ -42,6 +42,7 @@ from tasks.supervision.chores import Chores
 from tasks.supervision.evaluation_jobs import Evaluations
 from tasks.supervision.evaluations import Training
 from tasks.supervision.journal import AttemptJournal
+from tasks.supervision.pruning import Pruner
 from tasks.supervision.slowness import Slowness
 from tasks.supervision.standstill import GoesOn, Stalled, Standstill
 from tasks.supervision.status import look_at_run, pause_after
@@ -82,6 +83,7 @@ class Agent:
         self._config = configs.reload(run.config)
         self._gatherer = gathering.GathererKeeper(run, self._config.track.mode != "disabled")
         self._best = best.Pointer(run, self._config)
+        self._pruner = Pruner(run, self._config)
         self._chores = Chores()
         self._succession = Succession(run, self._config, aside_s)
         self._successor: Job | None = None
@@ -133,6 +135,7 @@ class Agent:
                 return self._chores.do("the gatherer", self._gatherer.end, None)
             time.sleep(self._pause_s())
         self._best.follow(evaluations.summaries_written)
+        self._chores.do("train.keep", lambda: self._pruner.prune(evaluations.open_steps), None)
         if reason is not None:
             self._leave(evaluations, training, reason)
 
@@ -143,6 +146,7 @@ class Agent:
             "the evaluations", lambda: evaluations.advance(training, submitting=submitting), True
         )
         self._chores.do("checkpoints/best", lambda: self._best.follow(evaluations.summaries_written), None)
+        self._chores.do("train.keep", lambda: self._pruner.prune(evaluations.open_steps), None)
         self._chores.do("the gatherer", self._gatherer.keep, None)
         self._chores.do(
             "findings.jsonl", lambda: self._journal.add_findings(evaluations.unusable.take()), None

@@ -90,6 +90,8 @@ class Evaluations:
         self._stale_summaries = True
         self.summaries_written = 0
         """How often `eval_results/` has changed by this agent."""
+        self.open_steps: frozenset[int] = frozenset(wanted.step for wanted in self._wanted)
+        """The steps of evaluations that are still to come, or have no result."""
         self._checkpoints = CheckpointListing(run)
         self._running: set[Key] = set()
         self._results: set[Key] = set()
@@ -131,7 +133,10 @@ class Evaluations:
         if self._stale_summaries:
             self._write_summaries()
             self._stale_summaries = False
-        return bool(unfinished(self._wanted, self._entries, evidence))
+        to_come = unfinished(self._wanted, self._entries, evidence)
+        lacking = [wanted for wanted in self._wanted if wanted.key not in evidence.results]
+        self.open_steps = frozenset(wanted.step for wanted in (*to_come, *lacking))
+        return bool(to_come)
 
     def end_jobs(self, *, here_only: bool = False) -> None:
         """End the jobs that live, or only those on this machine; the run's next agent takes up the others.

@@ -58,7 +58,7 @@ def plain_loop(model: VisionLanguageModel, batch: dict[str, Any]) -> Callable[[]
 
     def step() -> None:
         optimizer.zero_grad()
-        tiles = real_tiles(batch["image"], batch["tiles"])
+        tiles = real_tiles(batch["image"], batch["tiles"], int(batch["tiles"].sum()))
         is_before = torch.ones(length, length, dtype=torch.bool).tril()
         mask = ((batch["segments"] != PADDING)[:, None] & is_before)[:, None]
         logits = head(model(batch["tokens"], tiles, mask, positions))

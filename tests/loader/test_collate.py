@@ -27,7 +27,7 @@ def test_texts_cross_as_one_tensor() -> None:
 
 
 def test_other_values_are_refused_by_name() -> None:
-    with pytest.raises(TypeError, match="'raw' neither tensor, number nor string: b'bytes'"):
+    with pytest.raises(TypeError, match="'raw' neither tensor, number, string nor list: b'bytes'"):
         pack([{"raw": b"bytes"}])
 
 

@@ -69,8 +69,8 @@ def test_drafts_and_links_are_no_checkpoints(tmp_path: Path) -> None:
 
 def test_the_best_has_the_lowest_validation_loss_and_the_earlier_of_equals(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    assert checkpoints.lowest_val_loss(run) is None
+    assert checkpoints.by_val_loss(run) == []
     for step, loss in ((100, 0.5), (200, 0.3), (300, None), (400, 0.3)):
         save(run, step, loss)
-    best = checkpoints.lowest_val_loss(run)
+    best = next(iter(checkpoints.by_val_loss(run)))
     assert best is not None and best.step == 200

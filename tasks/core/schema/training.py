@@ -85,6 +85,17 @@ class Pack(Block):
     `max_images_per_example`, which is 4 there."""
 
 
+class Keep(Block):
+    """The checkpoints that stay; others are removed. One that an evaluation has yet to read always stays."""
+
+    latest: Annotated[int, Field(ge=1)] = 2
+    """How many of the newest."""
+    best: Annotated[int, Field(ge=1)] = 1
+    """How many of the best, by `evaluate.best`, else by the validation loss."""
+    every: Annotated[int, Field(ge=1)] | None = None
+    """Those of the multiples of so many steps; a multiple of `checkpoint_every`."""
+
+
 class Train(Block):
     """One training run. A key without a default of its own has the recipe's, which is that of its
     original."""
@@ -150,6 +161,8 @@ class Train(Block):
     kernels."""
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     checkpoint_every: Annotated[int, Field(ge=1)]
+    keep: Keep | None = None
+    """Which checkpoints stay, such as `{latest: 2, best: 1, every: 10000}`; all unless given."""
     threads: Annotated[int, Field(ge=1)] = 2
     """Threads of a training on the CPU; part of the run's identity, because the number changes rounding."""
     log_every: Annotated[int, Field(ge=1)] = 10
@@ -240,6 +253,11 @@ class Train(Block):
             raise ValueError("lr_floor: has an effect only with schedule: cosine or a cooldown")
         if self.weight_decay and self.decay == "none":
             raise ValueError("weight_decay: has an effect only with decay: matrices or all")
+        if self.keep is not None and self.keep.every and self.keep.every % self.checkpoint_every:
+            raise ValueError(
+                f"keep.every ({self.keep.every}) must be a multiple of checkpoint_every "
+                f"({self.checkpoint_every})"
+            )
         if self.micro_batch is not None and self.micro_batch >= self.batch_size:
             raise ValueError(f"micro_batch: has an effect only below batch_size ({self.batch_size})")
         return self

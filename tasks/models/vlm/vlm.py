@@ -9,7 +9,8 @@ only where the loss needs them, which saves most of the memory of a large vocabu
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -39,6 +40,8 @@ from tasks.models.vlm.vlm_towers import (
 
 PADDING = -1
 """The segment number of padding."""
+SDPA, CAUSAL = "sdpa", "tarmac_causal"
+"""Two names of torch's attention for transformers, which makes no mask for the second."""
 PICTURES = ("jpg", "png", "webp")
 
 
@@ -174,7 +177,10 @@ class VisionLanguageModel(nn.Module):
     """The three parts; the projected tiles replace the tokens `image_token` in order."""
 
     def __init__(self, vision: VisionTower, projector: Projector, language: Any, image_token: int) -> None:
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # which a loader's worker spares
+
         super().__init__()
+        ALL_ATTENTION_FUNCTIONS.register(CAUSAL, ALL_ATTENTION_FUNCTIONS[SDPA])
         self.vision, self.projector, self.language = vision, projector, language
         self._image_token = image_token
 
@@ -185,12 +191,11 @@ class VisionLanguageModel(nn.Module):
         [rows, 1, length, length], true where a token attends to another; with None it attends to all before
         it.
         """
-        found: Tensor = self.language.base_model(
-            inputs_embeds=self.embed(tokens, tiles),
-            attention_mask=mask,
-            position_ids=positions,
-            use_cache=False,
-        ).last_hidden_state
+        embedded = self.embed(tokens, tiles)
+        with causal_without_mask(self.language.config, mask):
+            found: Tensor = self.language.base_model(
+                inputs_embeds=embedded, attention_mask=mask, position_ids=positions, use_cache=False
+            ).last_hidden_state
         return found
 
     def embed(self, tokens: Tensor, tiles: Tensor) -> Tensor:
@@ -208,8 +213,9 @@ class VisionLanguageModel(nn.Module):
         if not len(tiles):
             unchanged: Tensor = embedded + 0 * projected.sum()
             return unchanged
-        is_image = (tokens == self._image_token).unsqueeze(-1)
-        return embedded.masked_scatter(is_image, projected)
+        projected = projected.flatten(0, -2)
+        places = nonzero_of((tokens == self._image_token).flatten(), len(projected))
+        return embedded.flatten(0, 1).index_copy(0, places, projected).view_as(embedded)
 
 
 class VlmTask(Task, Answerer):
@@ -220,14 +226,18 @@ class VlmTask(Task, Answerer):
         self._chat = chat
 
     def forward(self, batch: Mapping[str, Any]) -> Loss:
-        targets, segments = batch["targets"], batch["segments"]
-        tiles = real_tiles(batch["image"], batch["tiles"])
-        features = self.model(batch["tokens"], tiles, block_mask(segments), batch["positions"])
-        is_target = targets != NOT_A_TARGET
-        logits = self.model.language.get_output_embeddings()(features[is_target])
-        total = cross_entropy(logits.float(), targets[is_target], reduction="sum")
+        targets, segments = batch["targets"].flatten(), batch["segments"]
+        rows = [RowCounts(*row) for row in batch["rows"]]
+        tiles = real_tiles(batch["image"], batch["tiles"], sum(row.tiles for row in rows))
+        is_packed = any(row.conversations > 1 for row in rows)
+        mask = block_mask(segments) if is_packed else None
+        features = self.model(batch["tokens"], tiles, mask, batch["positions"])
+        count = sum(row.targets for row in rows)
+        places = nonzero_of(targets != NOT_A_TARGET, count)
+        logits = self.model.language.get_output_embeddings()(features.flatten(0, 1).index_select(0, places))
+        total = cross_entropy(logits.float(), targets[places], reduction="sum")
         fill = (segments != PADDING).float().mean()
-        return Loss(total, is_target.sum().float(), {"fill": fill})
+        return Loss(total, fill.new_tensor(count), {"fill": fill})
 
     def chance(self, samples: int) -> float | None:
         """Return the logarithm of the number of tokens: a model that knows nothing expects each alike."""
@@ -266,12 +276,20 @@ class VlmTask(Task, Answerer):
         return [self._chat.text.decode(row) for row in answers.tolist()]
 
 
+class RowCounts(NamedTuple):
+    """What one row holds. The host knows it, so no shape on a GPU has to wait for a count there."""
+
+    conversations: int
+    tiles: int
+    targets: int
+
+
 def rows_of(samples: Sequence[Mapping[str, Any]]) -> Batch:
     """Collate conversations into rows: one each, or those of one `pack` side by side.
 
     `tokens`, `targets`, `positions` (from 0 in each conversation) and `segments` (the conversation's number
     in its row) have shape [rows, longest]; `image` [rows, most tiles, side, side, 3] starts in each row with
-    `tiles` [rows] real tiles.
+    `tiles` [rows] real tiles; `rows` lists the RowCounts of each.
     """
     rows: dict[int, list[Mapping[str, Any]]] = {}
     for number, sample in enumerate(samples):
@@ -298,25 +316,49 @@ def rows_of(samples: Sequence[Mapping[str, Any]]) -> Batch:
         "segments": torch.stack([joined(row, PADDING) for row in numbered]),
         "image": torch.stack([tiles_of(pack) for pack in packs]),
         "tiles": torch.tensor([sum(len(one["image"]) for one in pack) for pack in packs]),
+        "rows": [
+            [
+                len(pack),
+                sum(len(one["image"]) for one in pack),
+                sum(int((one["targets"] != NOT_A_TARGET).sum()) for one in pack),
+            ]
+            for pack in packs
+        ],
         "key": [" ".join(one["key"] for one in pack) for pack in packs],
     }
 
 
-def real_tiles(image: Tensor, tiles: Tensor) -> Tensor:
-    """Return the tiles of all rows, [tiles, side, side, 3], without padding."""
+def nonzero_of(flags: Tensor, count: int) -> Tensor:
+    """Return the places [count] of the true ones in `flags` [n], of which there are `count`; nothing waits
+    for a GPU."""
+    return torch.nonzero_static(flags, size=count).squeeze(1)
+
+
+def real_tiles(image: Tensor, tiles: Tensor, count: int) -> Tensor:
+    """Return the `count` tiles of all rows, [count, side, side, 3], without padding."""
     places = torch.arange(image.shape[1], device=image.device)
-    return image[places < tiles[:, None]]
+    return image.flatten(0, 1).index_select(0, nonzero_of((places < tiles[:, None]).flatten(), count))
 
 
-def block_mask(segments: Tensor) -> Tensor | None:
-    """Return [rows, 1, length, length], true where a token attends to another: to earlier ones of its
-    conversation.
+@contextmanager
+def causal_without_mask(config: Any, mask: Tensor | None) -> Iterator[None]:
+    """Have torch's attention be causal by itself where there is no mask: no row then holds two conversations,
+    and no token attends to the padding, which comes last.
 
-    Returns None where no row holds two conversations: padding comes last, and no token before it attends to
-    it.
+    transformers would look into the positions whether a mask is needed, for which the host waits for a GPU.
     """
-    if int(segments.max()) < 1:
-        return None
+    before = config._attn_implementation
+    if mask is None and before == SDPA:
+        config._attn_implementation = CAUSAL
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+def block_mask(segments: Tensor) -> Tensor:
+    """Return [rows, 1, length, length], true where a token attends to another: to earlier ones of its
+    conversation."""
     length = segments.shape[1]
     is_before = torch.ones(length, length, dtype=torch.bool, device=segments.device).tril()
     same = segments[:, :, None] == segments[:, None, :]
