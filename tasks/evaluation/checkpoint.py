@@ -4,6 +4,7 @@ trained on."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ from tasks.loader.settings import read_settings
 from tasks.loader.workers import Transform
 from tasks.models import recipes
 from tasks.models.held_out import held_out, nothing_held_out
+from tasks.models.precision import autocast
 from tasks.models.task import Question
 from tasks.runs import record
 from tasks.runs.checkpoints import MODEL, Checkpoint, is_sound
@@ -52,6 +54,8 @@ class LoadedCheckpoint:
     task: Any
     """An `Embedder` or an `Answerer`, depending on its recipe's capabilities."""
     device: torch.device
+    precision: str
+    """That of the training, on whose validation loss it is judged as well."""
     feed: Feed
     _place: CheckpointLocation
 
@@ -65,6 +69,7 @@ class LoadedCheckpoint:
         return cls(
             task=recipe.task(model).to(device).eval(),
             device=device,
+            precision="fp32" if config.train is None else config.train.precision,
             feed=Feed.of(config, [data], recipe, workers=workers),
             _place=CheckpointLocation(run.path, run.checkpoint(step), step),
         )
@@ -84,12 +89,12 @@ class LoadedCheckpoint:
         transform = Extracting(self.feed.shapes.transform(is_train=False), extract)
         with self.feed.split(split, transform) as batches:
             for batch in batches:
-                with torch.inference_mode():
+                with self._computing():
                     embeddings = self.task.embed_images(self._moved(batch))
                 yield Embedded(batch["key"], embeddings.float().cpu().numpy(), batch["extracted"])
 
     def embed_texts(self, texts: Sequence[str]) -> Embeddings:
-        with torch.inference_mode():
+        with self._computing():
             size = self.feed.judged_at_once
             parts = [
                 self.task.embed_texts(texts[start : start + size]).float().cpu()
@@ -103,7 +108,7 @@ class LoadedCheckpoint:
     def losses(self, split: str) -> Iterator[BatchLoss]:
         with self.feed.split(split) as batches:
             for batch in batches:
-                with torch.inference_mode():
+                with self._computing():
                     loss = self.task(self._moved(batch))
                 yield BatchLoss(float(loss.sum), float(loss.weight), len(batch["key"]))
 
@@ -116,8 +121,14 @@ class LoadedCheckpoint:
                 asked = []
         yield from self._answered(asked, most_tokens)
 
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        with torch.inference_mode(), autocast(self.device.type, self.precision):
+            yield
+
     def _answered(self, asked: Sequence[tuple[str, Question]], most_tokens: int) -> Iterator[Answered]:
-        answers = self.task.answer([question for _, question in asked], most_tokens) if asked else []
+        with self._computing():
+            answers = self.task.answer([question for _, question in asked], most_tokens) if asked else []
         for (key, question), answer in zip(asked, answers, strict=True):
             yield Answered(key, question.text, question.expected, answer)
 
@@ -135,7 +146,8 @@ class LoadedCheckpoint:
     def reply(
         self, messages: Sequence[tuple[str, str]], pictures: Sequence[Image.Image], most_tokens: int
     ) -> str:
-        (answer,) = self.task.answer([self.task.ask(messages, pictures)], most_tokens)
+        with self._computing():
+            (answer,) = self.task.answer([self.task.ask(messages, pictures)], most_tokens)
         return str(answer)
 
     def tokens(self, texts: Sequence[str]) -> Sequence[bytes]:

@@ -58,8 +58,8 @@ class ExternalOptions(ClipOptions):
 
     command: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] = list(OPEN_CLIP)
     """The words that start the training; options that they give override those that Tarmac fills in. `python`
-    at the start is Tarmac's own interpreter, and `torchrun`, which starts several ranks, belongs to it too;
-    paths are absolute."""
+    at the start is Tarmac's own interpreter, started by torchrun where `engine.train` asks for several ranks,
+    and `torchrun` belongs to it too; paths are absolute."""
     trainer: TrainerName | None = None
     """The trainer whose options and log lines these are, where the command does not show it, as
     with a script."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from torch import Tensor
 from tasks.core.errors import UsageError
 from tasks.core.process import keep_freed_memory
 from tasks.core.schema import Train
+from tasks.models.precision import autocast
 
 DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))
 """They exist where a GPU's driver is installed, on Linux and in WSL."""
@@ -43,9 +44,8 @@ class Device:
         return self.torch.type == "cuda"
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return the context for bf16 or fp16 where it is asked for; weights and optimizer stay in fp32."""
-        lower = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
-        return nullcontext() if lower is None else torch.autocast(self.torch.type, lower)
+        """Return the context of the precision; weights and optimizer stay in fp32."""
+        return autocast(self.torch.type, self.precision)
 
     def put(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Return the batch with its tensors on the device; from pinned memory the copy runs beside the

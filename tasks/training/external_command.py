@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tasks.core.errors import UsageError
 from tasks.core.files import write_json
-from tasks.core.schema import Config, Train
+from tasks.core.schema import Config, Train, TrainEngine
 from tasks.core.units import counted
 from tasks.dataset.versions import Manifest, read_manifest
 from tasks.models import recipes
@@ -34,7 +34,7 @@ def command_of(config: Config, version: Path, workers: int, output: Path) -> tup
     assert config.train is not None
     options = recipes.check_recipe(config.train)
     assert isinstance(options, ExternalOptions)
-    command = _command(options)
+    command = _command(options, config.engine.train)
     trainer = recognise(command, options.trainer)
     if trainer.options is None:
         return list(command.words), trainer
@@ -54,7 +54,7 @@ def require_ranks(config: Config) -> None:
     options = None if train is None else recipes.check_recipe(train)
     if train is None or not isinstance(options, ExternalOptions):
         return
-    command, key = _command(options), "gpus" if engine.gpus is not None else "ranks"
+    command, key = _command(options, engine), "gpus" if engine.gpus is not None else "ranks"
     if not command.is_counted:
         raise UsageError(
             "train.model.command: how many ranks it starts is left to the launcher, and a step has "
@@ -62,11 +62,13 @@ def require_ranks(config: Config) -> None:
         )
     ranks, is_asked = command.ranks, (engine.gpus or engine.ranks) is not None
     if is_asked and engine.processes != ranks:
-        launched = ["torchrun", "--standalone", f"--nproc_per_node={engine.processes}", *OPEN_CLIP[1:]]
+        given = f"give it --nproc_per_node={engine.processes}, or leave the launcher out"
+        other = (
+            f"only a command that begins with python gets torchrun before it, as {', '.join(OPEN_CLIP)} does"
+        )
         raise UsageError(
-            f"engine.train.{key}: asks for {engine.processes} ranks, and train.model.command, which recipe "
-            f"external starts once, makes {ranks}; have a launcher in it start them, such as "
-            f"command: [{', '.join(launched)}]"
+            f"engine.train.{key}: asks for {engine.processes} ranks, and train.model.command makes {ranks}; "
+            f"{given if command.is_launched else other}"
         )
     try:
         train.require_even(ranks)
@@ -92,12 +94,17 @@ def _require_given_batch(train: Train, command: Command, trainer: Trainer) -> No
         )
 
 
-def _command(options: ExternalOptions) -> Command:
-    """The command, with `python` and `torchrun` of Tarmac's own environment."""
+def _command(options: ExternalOptions, engine: TrainEngine) -> Command:
+    """The command, with `python` and `torchrun` of Tarmac's own environment; for several ranks, torchrun
+    starts what `python` would."""
     first, *others = options.command
+    torchrun = [sys.executable, "-m", "torch.distributed.run"]
     if first == "torchrun":
-        return Command.of([sys.executable, "-m", "torch.distributed.run", *others])
-    return Command.of([sys.executable, *others] if first == "python" else [first, *others])
+        return Command.of([*torchrun, *others])
+    command = Command.of([sys.executable, *others] if first == "python" else [first, *others])
+    if first == "python" and engine.processes > 1 and not command.is_launched:
+        return Command.of([*torchrun, "--standalone", f"--nproc_per_node={engine.processes}", *others])
+    return command
 
 
 def _assignment(

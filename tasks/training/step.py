@@ -24,6 +24,7 @@ from tasks.core.errors import UsageError
 from tasks.core.schema import Train
 from tasks.models.recipes import Recipe
 from tasks.models.task import Contrastive, Features, Loss, Task
+from tasks.training.blocks import prepare_blocks
 from tasks.training.devices import Device, random_state, set_random_state
 from tasks.training.meter import check_scale
 from tasks.training.ranks import ALONE, Ranks, Spread
@@ -111,8 +112,11 @@ class Step:
             # bucket decides the order in which more than two ranks add it up, and a resumed training would be
             # rounded differently.
             keeps_buckets = device.is_deterministic and ranks.count > 2
-            self._spread = DistributedDataParallel(self._spread, find_unused_parameters=keeps_buckets)
+            self._spread = DistributedDataParallel(
+                self._spread, find_unused_parameters=keeps_buckets, gradient_as_bucket_view=True
+            )
         self._judged = self.task if options.ema is None else recipe.task(copy.deepcopy(model))
+        prepare_blocks(model, options)
         self._set_training()
 
     def __call__(self, number: int, *batch: Mapping[str, Any]) -> StepResult:

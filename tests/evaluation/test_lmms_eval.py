@@ -119,7 +119,7 @@ def question(doc, lmms_eval_specific_kwargs=None): return doc["question"]
 def test_the_real_package_judges_a_model_by_what_it_writes(tmp_path: Path) -> None:
     """Of four questions it is to write to three what it does write, asked without lmms-eval."""
     place = CheckpointLocation(tmp_path, tmp_path / "checkpoints/step_00000005", 5)
-    subject = LoadedCheckpoint(learnt(), torch.device("cpu"), None, place)  # type: ignore[arg-type]
+    subject = LoadedCheckpoint(learnt(), torch.device("cpu"), "fp32", None, place)  # type: ignore[arg-type]
     folder = tmp_path / "tasks"
     folder.mkdir()
     rows = []

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.schema import TaskSpec
 from tasks.evaluation import evaluators
+from tasks.evaluation.checkpoint import LoadedCheckpoint
 from tasks.evaluation.contract import Answered, BatchLoss
 from tasks.evaluation.statistics import wilson_interval
 from tasks.evaluation.validation_loss import ValidationLoss
@@ -59,6 +61,22 @@ def test_its_arguments_say_what_is_asked() -> None:
     assert asked == [("train", 7, 3)]
     with pytest.raises(UsageError, match="vlm: most_token: unknown argument; did you mean most_tokens"):
         evaluators.load_evaluator(TaskSpec(kind="vlm", most_token=3))
+
+
+class Precise:
+    """A model that says in which precision it computes."""
+
+    def ask(self, messages: Any, pictures: Any) -> None:
+        return None
+
+    def answer(self, questions: Any, most_tokens: int) -> list[str]:
+        return [str(torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype)]
+
+
+@pytest.mark.parametrize(("precision", "said"), [("fp32", "torch.float32"), ("bf16", "torch.bfloat16")])
+def test_a_checkpoint_is_judged_in_the_precision_of_its_training(precision: str, said: str) -> None:
+    subject: Any = LoadedCheckpoint(Precise(), torch.device("cpu"), precision, *[None] * 2)  # type: ignore[arg-type]
+    assert subject.reply([("user", "?")], [], 4) == said
 
 
 def test_validation_loss_is_the_mean_over_all_samples() -> None:

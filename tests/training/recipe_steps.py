@@ -23,6 +23,8 @@ STEPS = 10
 TOGETHER = 3
 """Steps that several ranks take."""
 RATE = 1e-3
+BLOCKS = tuple(TRAINED)
+"""The recipes whose models have transformers."""
 CASES: tuple[tuple[str, int | None], ...] = (("fp32", None), ("fp32", 1), ("bf16", None), ("bf16", 1))
 """Precision, and samples per pass: all of a rank's share, or one."""
 
@@ -35,9 +37,17 @@ class Seen:
     weights: dict[str, torch.Tensor]
 
 
-def step_of(name: str, precision: str, micro_batch: int | None, ranks: Ranks = ALONE) -> Step:
+def step_of(name: str, precision: str, micro_batch: int | None, ranks: Ranks = ALONE, **more: bool) -> Step:
+    """`more` are further keys of the train block."""
     torch.manual_seed(1)
-    keys = {"steps": STEPS, "warmup": 4, "lr": RATE, "precision": precision, "micro_batch": micro_batch}
+    keys = {
+        **more,
+        "steps": STEPS,
+        "warmup": 4,
+        "lr": RATE,
+        "precision": precision,
+        "micro_batch": micro_batch,
+    }
     train = train_block(name, {key: value for key, value in keys.items() if value is not None})
     recipe = recipes.load_recipe(train)
     model = recipe.build_model()
@@ -53,9 +63,9 @@ def silence_dropout(model: torch.nn.Module) -> None:
 
 
 def take_steps(
-    name: str, precision: str, micro_batch: int | None, ranks: Ranks = ALONE, steps: int = STEPS
+    name: str, precision: str, micro_batch: int | None, ranks: Ranks = ALONE, steps: int = STEPS, **more: bool
 ) -> Seen:
-    step = step_of(name, precision, micro_batch, ranks)
+    step = step_of(name, precision, micro_batch, ranks, **more)
     share = len(SAMPLES[name]) // ranks.count
     mine = slice(ranks.rank * share, (ranks.rank + 1) * share)
     batch = batch_of(recipes.load_recipe(train_block(name)), name, is_train=True, samples=mine)
@@ -76,5 +86,9 @@ def main(folder: Path, rank: int, count: int) -> None:
         for precision, micro_batch in CASES:
             found = take_steps(name, precision, micro_batch, Ranks(rank, count), TOGETHER)
             seen[case(name, precision, micro_batch)] = dataclasses.asdict(found)
+    for name in BLOCKS:
+        for key in ("compile", "checkpointing"):
+            found = take_steps(name, "fp32", None, Ranks(rank, count), TOGETHER, **{key: True})
+            seen[f"{name} {key}"] = dataclasses.asdict(found)
     torch.save(seen, folder / f"{rank}.pt")
     distributed.destroy_process_group()

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from tasks.core.config import load_config
+from tasks.core.errors import UsageError
 from tasks.core.schema.recipes import RECIPES
 from tasks.core.schema.recipes import RecipeClasses as Row
 from tasks.dataset import examples
@@ -26,7 +27,7 @@ from tests.conftest import ROOT
 from tests.models import lengths
 from tests.models.examples import TRAINED, batch_of, train_block
 from tests.training.helpers import is_beyond_checkpoint, model_bytes, set_workers, start_rank, wait_for
-from tests.training.recipe_steps import CASES, STEPS, TOGETHER, case, main, step_of, take_steps
+from tests.training.recipe_steps import BLOCKS, CASES, STEPS, TOGETHER, case, main, step_of, take_steps
 
 NOISE = {"fp32": 3e-5, "bf16": 0.05}
 """How far the loss of a step may be off, as a share, where sums were rounded differently."""
@@ -105,6 +106,63 @@ def test_a_resumed_training_ends_in_the_same_bits(name: str, precision: str) -> 
         resumed(number, batch)
     for key, value in whole.model.state_dict().items():
         assert torch.equal(value, resumed.model.state_dict()[key]), key
+
+
+@pytest.mark.parametrize("precision", list(NOISE))
+@pytest.mark.parametrize("name", BLOCKS)
+def test_computing_activations_again_takes_less_memory_and_changes_no_bit(name: str, precision: str) -> None:
+    plain, frugal = (take_steps(name, precision, None, checkpointing=again) for again in (False, True))
+    assert plain.losses == frugal.losses
+    for key, value in plain.weights.items():
+        assert torch.equal(value, frugal.weights[key]), key
+    assert kept_bytes(name, checkpointing=True) < 0.85 * kept_bytes(name)
+
+
+def kept_bytes(name: str, **more: bool) -> int:
+    """What the forward pass keeps for the backward pass of a step."""
+    batch = batch_of(recipes.load_recipe(train_block(name)), name, is_train=True)
+    step, kept = step_of(name, "fp32", None, **more), dict[int, int]()
+
+    def keep(value: torch.Tensor) -> torch.Tensor:
+        kept[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+        return value
+
+    weights = {parameter.untyped_storage().data_ptr() for parameter in step.model.parameters()}
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+        loss = step.task(batch)
+    found = sum(size for place, size in kept.items() if place not in weights)
+    del loss
+    return found
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("precision", list(NOISE))
+@pytest.mark.parametrize("name", BLOCKS)
+def test_compiled_blocks_train_alike_and_a_resume_ends_in_the_same_bits(name: str, precision: str) -> None:
+    plain = take_steps(name, precision, None)
+    for again in (False, True):
+        one, other = (take_steps(name, precision, None, compile=True, checkpointing=again) for _ in range(2))
+        assert one.losses[:TOGETHER] == pytest.approx(plain.losses[:TOGETHER], rel=NOISE[precision])
+        assert one.losses == other.losses and one.losses[-1] < 0.9 * one.losses[0]
+        for key, value in one.weights.items():
+            assert torch.equal(value, other.weights[key]), key
+            assert key in plain.weights, "weights are exported under the same names"
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("key", ["compile", "checkpointing"])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_on_two_ranks_train_as_on_one(name: str, key: str, two_ranks: list[dict[str, Any]]) -> None:
+    alone = take_steps(name, "fp32", None, steps=TOGETHER).losses
+    first, second = (seen[f"{name} {key}"] for seen in two_ranks)
+    assert first["losses"] == pytest.approx(second["losses"])
+    assert first["losses"] == pytest.approx(alone, rel=NOISE["fp32"])
+
+
+def test_a_model_without_a_transformer_refuses_what_acts_on_one() -> None:
+    for key in ("compile", "checkpointing"):
+        with pytest.raises(UsageError, match=rf"train\.{key}: has no effect on this model"):
+            step_of(lengths.NAME, "fp32", None, **{key: True})
 
 
 @pytest.mark.proof

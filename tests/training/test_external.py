@@ -198,15 +198,60 @@ def test_ranks_that_a_launcher_starts_share_a_batch(digits_dataset: Path, tmp_pa
     assert parse_args(words[behind + 1 :]).workers == 4, "8 shards for two ranks"
 
 
+def test_torchrun_starts_the_ranks_that_the_engine_asks_for(digits_dataset: Path, tmp_path: Path) -> None:
+    """The same words as with torchrun in the command."""
+    own = {"name": "tarmac/digits", "command": TORCHRUN}
+    plain = {"name": "tarmac/digits", "command": ["python", *TORCHRUN[3:]]}
+    launched, started = (
+        words_of(make_run(digits_dataset, tmp_path, "engine={train: {ranks: 2}}", model=model))
+        for model in (own, plain)
+    )
+    assert launched[0][:6] == started[0][:6] and "--nproc_per_node=2" in started[0]
+    assert parse_args(started[0][started[0].index("--") + 1 :]).batch_size == 8
+
+
+RANKED = """
+import os, torch, json
+from torch import distributed, nn
+from safetensors.torch import save_file
+
+distributed.init_process_group("gloo")
+rank = distributed.get_rank()
+model = nn.parallel.DistributedDataParallel(nn.Linear(2, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(1, json.loads(os.environ["TARMAC_TRAIN"])["steps"] + 1):
+    loss = (model(torch.ones(4, 2) * (rank + 1)) - 1).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if rank == 0:
+        print(f"step {step} loss: {float(loss):.4f} of {distributed.get_world_size()}", flush=True)
+if rank == 0:
+    folder = os.path.join(os.environ["TARMAC_OUTPUT"], "checkpoints")
+    os.makedirs(folder, exist_ok=True)
+    save_file(model.module.state_dict(), os.path.join(folder, f"step_{step}.safetensors"))
+distributed.destroy_process_group()
+"""
+
+
+def test_a_script_with_ddp_trains_on_the_ranks_that_the_engine_asks_for(
+    digits_dataset: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "ranked.py").write_text(RANKED)
+    model = {"command": ["python", str(tmp_path / "ranked.py")]}
+    run = make_run(digits_dataset, tmp_path, "engine={train: {ranks: 2}}", "evaluate=null", model=model)
+    assert finish(run) == 0, log_of(run)
+    assert "of 2" in log_of(run) and run.checkpoint(8).is_dir()
+
+
 @pytest.mark.parametrize(
     ("command", "keys", "says"),
     [
         (
-            TORCHRUN[3:],
+            ["/opt/trainer/start"],
             ["engine={train: {gpus: 2}}"],
-            "engine.train.gpus: asks for 2 ranks, and train.model.command, which recipe external starts once, "
-            "makes 1; have a launcher in it start them, such as command: [torchrun, --standalone, "
-            "--nproc_per_node=2, -m, open_clip_train.main]",
+            "engine.train.gpus: asks for 2 ranks, and train.model.command makes 1; only a command that begins "
+            "with python gets torchrun before it, as python, -m, open_clip_train.main does",
         ),
         (TORCHRUN, ["engine={train: {ranks: 4}}", "train.batch_size=16"], "engine.train.ranks: asks for 4"),
         (

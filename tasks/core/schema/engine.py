@@ -90,8 +90,8 @@ class TrainEngine(SlurmDefaults):
     gpus: Annotated[int, Field(ge=1)] | None = None
     """Number of ranks that train together, each on its own GPU. On this machine the training waits until that
     many GPUs are free. A Slurm job requests them (`--gres=gpu:N`; `extra: {gres: 'gpu:a100:4'}` names their
-    type) and has no GPU without this key. The command of the recipe `external` is started once and must
-    start its ranks itself."""
+    type) and has no GPU without this key. The command of the recipe `external` is started by torchrun
+    where it begins with `python`."""
     ranks: Annotated[int, Field(ge=1)] | None = None
     """Number of ranks that train together on the CPU, each with `train.threads` threads."""
     time: Duration | None = None

@@ -159,6 +159,12 @@ class Train(Block):
     an operation without a deterministic form is an error. Unless given, it is so on a CPU, where it costs
     little, and not on a GPU: there `false` allows TensorFloat-32 for products in fp32, and the fastest
     kernels."""
+    compile: bool = False
+    """Whether torch compiles the blocks of the model's transformers, in the first steps of each process. The
+    arithmetic is rounded differently from then on."""
+    checkpointing: bool = False
+    """Whether the blocks of the model's transformers compute their activations again in the backward pass
+    instead of keeping them: less memory for a third more time. The weights are the same."""
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     checkpoint_every: Annotated[int, Field(ge=1)]
     keep: Keep | None = None

@@ -13,7 +13,6 @@ computed tomography" (2024), and transformer_maskgit/{ctvit,attention}.py of its
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -92,6 +91,16 @@ class PositionBias(nn.Module):
         return bias.permute(2, 0, 1)
 
 
+class Layer(nn.ModuleList):
+    """Convolution, attention and GEGLU, each added to what enters it."""
+
+    def forward(self, tokens: Tensor, grid: Sequence[int], bias: Tensor | None) -> Tensor:
+        mixed: Tensor = self[0](tokens, grid) + tokens
+        attended: Tensor = self[1](mixed, bias) + mixed
+        found: Tensor = self[3](attended) + attended
+        return found
+
+
 class Transformer(nn.Module):
     """Residual layers of convolution, attention and GEGLU on [rows, tokens, width]."""
 
@@ -99,19 +108,14 @@ class Transformer(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(
             # CT-CLIP's third part is an attention to other tokens, which its encoder does not use
-            nn.ModuleList(
-                [Convolution(tower.width), Attention(tower), nn.Identity(), feed_forward(tower.width)]
-            )
+            Layer([Convolution(tower.width), Attention(tower), nn.Identity(), feed_forward(tower.width)])
             for _ in range(depth)
         )
         self.norm_out = Norm(tower.width)
 
     def forward(self, tokens: Tensor, grid: Sequence[int], bias: Tensor | None = None) -> Tensor:
         for layer in self.layers:
-            parts: Any = layer
-            tokens = parts[0](tokens, grid) + tokens
-            tokens = parts[1](tokens, bias) + tokens
-            tokens = parts[3](tokens) + tokens
+            tokens = layer(tokens, grid, bias)
         normed: Tensor = self.norm_out(tokens)
         return normed
 

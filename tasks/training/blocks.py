@@ -1,0 +1,73 @@
+"""The blocks of a model, the layers of its transformers, which are compiled and computed again one by one.
+
+All libraries keep such layers in a list of modules of one class, so no recipe has to name them. A block is
+compiled once for all of its kind, which takes a fraction of the time that a whole model does. A block with
+batch norm is left alone, because it would count each batch twice when it is computed again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
+
+from tasks.core.errors import UsageError
+from tasks.core.schema import Train
+
+
+def prepare_blocks(model: nn.Module, train: Train) -> None:
+    """Compile the blocks of the model (`train.compile`), and have them compute their activations again in the
+    backward pass instead of keeping them (`train.checkpointing`).
+
+    UsageError for a model without such blocks, or a machine without the compiler.
+    """
+    keys = [key for key in ("compile", "checkpointing") if getattr(train, key)]
+    if not keys:
+        return
+    found = list(blocks_of(model))
+    if not found:
+        raise UsageError(
+            f"train.{keys[0]}: has no effect on this model, which has no transformer; take it out"
+        )
+    if train.compile:
+        _require_compiler()
+    for block in found:
+        compute: Any = block.forward
+        if train.compile:
+            compute = torch.compile(compute)
+        if train.checkpointing:
+            compute = partial(checkpoint, compute, use_reentrant=False)
+        block.forward = compute
+
+
+def blocks_of(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the outermost modules that stand in a list of modules of their class."""
+    for part in model.children():
+        listed = list(part.children()) if isinstance(part, nn.ModuleList | nn.Sequential) else []
+        is_list = isinstance(part, nn.ModuleList) or len(listed) > 1
+        if is_list and len({type(one) for one in listed}) == 1 and _computes(listed[0]):
+            yield from (one for one in listed if not _has_batch_norm(one))
+        else:
+            yield from blocks_of(part)
+
+
+def _computes(part: nn.Module) -> bool:
+    """Whether it is a module of several with a computation of its own, and neither a list nor a leaf."""
+    return type(part) is not nn.ModuleList and any(True for _ in part.children())
+
+
+def _has_batch_norm(block: nn.Module) -> bool:
+    return any(isinstance(part, _BatchNorm) for part in block.modules())
+
+
+def _require_compiler() -> None:
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        raise UsageError(f"train.compile: needs a C++ compiler, and there is no {compiler}; install it")
