@@ -244,6 +244,20 @@ def test_a_script_with_ddp_trains_on_the_ranks_that_the_engine_asks_for(
     assert "of 2" in log_of(run) and run.checkpoint(8).is_dir()
 
 
+@pytest.mark.proof
+def test_open_clips_trainer_comes_as_far_as_it_does_without_a_gpu(
+    digits_dataset: Path, tmp_path: Path
+) -> None:
+    """Its two ranks meet and share the batch; then it gives DDP a device's number, which a CPU has not."""
+    command = ["python", "-m", "open_clip_train.main", "--dist-backend", "gloo"]
+    model = {"name": "tarmac/digits", "command": command}
+    run = make_run(digits_dataset, tmp_path, "engine={train: {ranks: 2}}", "evaluate=null", model=model)
+    assert finish(run) == 1
+    said = log_of(run)
+    assert "|   world_size: 2" in said and "|   batch_size: 8" in said
+    assert "DistributedDataParallel device_ids" in said
+
+
 @pytest.mark.parametrize(
     ("command", "keys", "says"),
     [
