@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, get_args
 import pytest
 import torch
 from pydantic import BaseModel
-from safetensors.torch import save_file
+from safetensors.torch import save_file, save_model
 from torch import Tensor
 
 from tasks.core.config import load_config
@@ -97,6 +97,7 @@ ROWS: dict[str, dict[str, Row]] = {
         "vision": Row(CHAT, {"vision": TOWERS}),
         "vision_pretrained": Row(OPEN_CLIPS, {"vision_pretrained": "{towers}"}),
         "language": Row(CHAT, {"language": "{llama}"}),
+        "pretrained": Row(CHAT, {"pretrained": "{chats}"}),
         "pixel_shuffle": Row(CHAT, {"pixel_shuffle": 4}),
         "max_side": Row(CHAT, {"max_side": 16}),
         "upscale": Row({**CHAT, "max_side": 64}, {"upscale": True}),
@@ -151,6 +152,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
             torch.manual_seed(9)
             state = recipes.load_recipe(train_block(recipe, **model)).build_model().state_dict()
             found[name] = saved(state, folder / f"{name}.safetensors")
+        torch.manual_seed(9)
+        save_model(recipes.load_recipe(train_block("vlm")).build_model(), str(folder / "chats.safetensors"))
+        found["chats"] = str(folder / "chats.safetensors")
         found["coded"] = saved({**state, CODEBOOK: torch.randn(1, 4, 48)}, folder / "coded.safetensors")
         yield found
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_model
 
 from tasks.core import config as configs
-from tasks.core.errors import UsageError
+from tasks.core.errors import DataError, UsageError
 from tasks.loader.feed import Data, Feed
 from tasks.models import recipes
 from tasks.models.task import Answerer
@@ -254,3 +255,28 @@ def test_no_more_conversations_are_judged_at_once_than_a_pass_trains_on(
     config = configs.load_config(ROOT / "configs/digits-chat.yaml", ["evaluate=null", *changes])
     assert config.train is not None
     assert Feed.of(config, [Data(tmp_path)], recipes.load_recipe(config.train)).judged_at_once == judged
+
+
+def test_a_whole_model_goes_on_from_a_file_of_its_weights(tmp_path: Path) -> None:
+    """Also at another limit of the pictures' sides, which changes no weight."""
+    torch.manual_seed(3)
+    model = recipes.load_recipe(train_block("vlm")).build_model()
+    path = tmp_path / "model.safetensors"
+    save_model(model, str(path))
+
+    def built(**keys: Any) -> torch.nn.Module:
+        torch.manual_seed(4)
+        return recipes.load_recipe(train_block("vlm", **{**MODELS["vlm"], **keys})).build_model()
+
+    for found in (built(pretrained=str(path)), built(pretrained=str(path), max_side=32)):
+        for name, value in model.state_dict().items():
+            assert torch.equal(found.state_dict()[name], value), name
+    with pytest.raises(UsageError, match=r"train\.model\.pretrained: .*gone: there is no such file"):
+        built(pretrained=str(tmp_path / "gone"))
+    with pytest.raises(DataError, match=r"train\.model\.pretrained: .* holds no weights of this model"):
+        built(pretrained=str(path), pixel_shuffle=1)
+    path.write_bytes(b"nothing")
+    with pytest.raises(DataError, match="holds no weights"):
+        built(pretrained=str(path))
+    with pytest.raises(UsageError, match="vision_pretrained: has no effect"):
+        built(pretrained=str(path), vision_pretrained="x")

@@ -12,16 +12,19 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
+from safetensors import SafetensorError
+from safetensors.torch import load_model
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 from torchvision.transforms.functional import resize
 
-from tasks.core.errors import DataError, UsageError
+from tasks.core.errors import DataError, UsageError, first_line
 from tasks.loader.collate import Batch, Collate
 from tasks.loader.decoders import decode_image, decode_json, picture_size
 from tasks.loader.workers import Transform
@@ -157,11 +160,16 @@ class VlmRecipe(Recipe):
 
     def build_model(self, *, pretrained: bool = True) -> nn.Module:
         options, chat = self._options, self.chat
-        vision = build_vision(options.vision, options.vision_pretrained, pretrained=pretrained)
-        language = build_language(options.language, chat.text.size, pretrained=pretrained)
+        whole = options.pretrained if pretrained else None
+        of_parts = pretrained and whole is None
+        vision = build_vision(options.vision, options.vision_pretrained, pretrained=of_parts)
+        language = build_language(options.language, chat.text.size, pretrained=of_parts)
         language_width = language.get_input_embeddings().embedding_dim
         projector = Projector(options.pixel_shuffle, measure_width(vision), language_width)
-        return VisionLanguageModel(vision, projector, language, chat.text.image)
+        model = VisionLanguageModel(vision, projector, language, chat.text.image)
+        if whole is not None:
+            load_whole(model, whole)
+        return model
 
     def task(self, model: nn.Module) -> VlmTask:
         return VlmTask(model, self.chat)
@@ -216,6 +224,20 @@ class VisionLanguageModel(nn.Module):
         projected = projected.flatten(0, -2)
         places = nonzero_of((tokens == self._image_token).flatten(), len(projected))
         return embedded.flatten(0, 1).index_copy(0, places, projected).view_as(embedded)
+
+
+def load_whole(model: nn.Module, path: str) -> None:
+    """Load the weights that a training of recipe vlm saved.
+
+    UsageError where there is no such file, DataError where it holds no weights of this model.
+    """
+    where = f"train.model.pretrained: {path}"
+    if not Path(path).is_file():
+        raise UsageError(f"{where}: there is no such file")
+    try:
+        load_model(model, path)
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+        raise DataError(f"{where} holds no weights of this model: {first_line(error)}") from error
 
 
 class VlmTask(Task, Answerer):

@@ -18,6 +18,7 @@ from tasks.models.needs import (
     PICTURES,
     WEIGHTS,
     Need,
+    PathNeed,
     of_open_clip_text,
     of_transformers,
 )
@@ -42,6 +43,9 @@ class VlmOptions(Options):
     """For an open_clip model: a tag that open_clip knows, or a file of weights."""
     language: str
     """`tarmac/chat`, or a causal language model of transformers with its tokenizer, by name or folder."""
+    pretrained: str | None = None
+    """A file with the weights of a whole model of these parts, such as another run's
+    `checkpoints/best/model.safetensors`; the parts' own weights are not needed then."""
     pixel_shuffle: Annotated[int, Field(ge=1)] = 4
     """Patches per side that become one token of the language model: 4 turns 1,024 patches into 64 tokens."""
     max_side: Annotated[int, Field(ge=1)] = 2048
@@ -53,6 +57,9 @@ class VlmOptions(Options):
     @property
     def needs(self) -> Sequence[Need]:
         key, found = "train.model.vision", list[Need]()
+        weights = (WEIGHTS,) if self.pretrained is None else ()
+        if self.pretrained is not None:
+            found.append(PathNeed("train.model.pretrained", self.pretrained))
         described = model_config(self.vision)
         if described is not None:
             if self.vision_pretrained is not None:
@@ -61,14 +68,16 @@ class VlmOptions(Options):
             text = {"hf_model_name": described["text_cfg"].get("hf_model_name")}
             found += of_open_clip_text(key, text, weights=True)
         elif self.vision != TINY:
-            found.append(of_transformers(key, self.vision, CONFIG, WEIGHTS, PICTURES))
+            found.append(of_transformers(key, self.vision, CONFIG, *weights, PICTURES))
         if self.language != TINY:
             key = "train.model.language"
-            found.append(of_transformers(key, self.language, CONFIG, WEIGHTS, FAST_TOKENIZER))
+            found.append(of_transformers(key, self.language, CONFIG, *weights, FAST_TOKENIZER))
         return found
 
     @model_validator(mode="after")
     def _keys_have_effect(self) -> Self:
+        if self.vision_pretrained is not None and self.pretrained is not None:
+            raise ValueError("vision_pretrained: has no effect, because pretrained has all weights")
         if self.vision_pretrained is not None and (self.vision == TINY or "/" in self.vision):
             raise ValueError("vision_pretrained: only has an effect with an open_clip model as vision")
         if self.vision == TINY and (TINY_TILE // TINY_PATCH) % self.pixel_shuffle:
