@@ -55,7 +55,7 @@ class LoadedCheckpoint:
     """An `Embedder` or an `Answerer`, depending on its recipe's capabilities."""
     device: torch.device
     precision: str
-    """That of the training, on whose validation loss it is judged as well."""
+    """The precision of the training, in which its validation loss was measured too."""
     feed: Feed
     _place: CheckpointLocation
 

@@ -158,8 +158,8 @@ def test_what_a_config_leaves_out_is_the_originals_or_says_why(recipe: str) -> N
     train = Train.model_validate({**needed, "steps": 1_000_000})
     options = options_type(recipe).model_fields
     for row in tables()[recipe]:
-        key, told = row["key"].strip("`"), row.get("default here", "")
-        if not told:
+        key, documented = row["key"].strip("`"), row.get("default here", "")
+        if not documented:
             continue
         part = key.partition("model.")[2]
         if part:
@@ -167,7 +167,7 @@ def test_what_a_config_leaves_out_is_the_originals_or_says_why(recipe: str) -> N
             found = given.model_dump() if isinstance(given, BaseModel) else given
         else:
             found = value_of(train, key)
-        assert found == yaml.safe_load(told), row
+        assert found == yaml.safe_load(documented), row
         assert found == yaml.safe_load(row["original"]) or row["why another default"], row
 
 

@@ -89,11 +89,11 @@ class Keep(Block):
     """The checkpoints that stay; others are removed. One that an evaluation has yet to read always stays."""
 
     latest: Annotated[int, Field(ge=1)] = 2
-    """How many of the newest."""
+    """The number of newest checkpoints that stay."""
     best: Annotated[int, Field(ge=1)] = 1
-    """How many of the best, by `evaluate.best`, else by the validation loss."""
+    """The number of best checkpoints that stay, by `evaluate.best`, else by the validation loss."""
     every: Annotated[int, Field(ge=1)] | None = None
-    """Those of the multiples of so many steps; a multiple of `checkpoint_every`."""
+    """Also one checkpoint in every so many steps; a multiple of `checkpoint_every`."""
 
 
 class Train(Block):
