@@ -1,7 +1,7 @@
 """Finds a rank that loads its data itself, between its steps, and for how much of its time.
 
-torch and Hugging Face's Trainer load without workers by default. /proc does not show then whether a rank loads
-or trains, so its stack is looked at now and then, and the times that it was loading are counted.
+torch and Hugging Face's Trainer load without workers by default. /proc does not show then whether a rank
+loads or trains, so its stack is looked at now and then, and the times that it was loading are counted.
 """
 
 from __future__ import annotations
