@@ -2,8 +2,10 @@
 
 A checkpoint is a folder that gets its name when all of it is on disk: `model.safetensors` (which others
 load), `state.pt` (optimizer, loader and random generators, for resuming) and `meta.json` with the BLAKE3 of
-both. No pickle in it could run code: `state.pt` is read with `weights_only=True`. A checkpoint that is taken
-over from another trainer has the weights alone; that trainer resumes from its own file.
+both. No pickle in it could run code: `state.pt` is read with `weights_only=True`. A training with weights in
+shards adds `parts`, in which each rank has written its part of the optimizer's state; its index is a pickle
+of torch's, so resume none that a stranger gave you. A checkpoint that is taken over from another trainer has
+the weights alone; that trainer resumes from its own file.
 
 The state is copied to the host, then written and hashed by a thread. torch, safetensors and BLAKE3 release
 the interpreter while they work, so a step waits for the copy alone. The price is memory for one more state on
@@ -31,7 +33,7 @@ from typing import Any, Self
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_file, save_model
-from torch import nn
+from torch import Tensor, distributed, nn
 
 from tasks.core.errors import DataError, TarmacError, first_line
 from tasks.core.files import blake3_file, fsync_path, link_atomic, write_json
@@ -46,15 +48,20 @@ from tasks.runs.checkpoints import (
 )
 from tasks.runs.environment import leave_if_taken_over
 from tasks.runs.folder import RunFolder
+from tasks.training import shards
 from tasks.training.devices import random_state, set_random_state
+from tasks.training.ranks import ALONE, Ranks
 
 STATE = "state.pt"
+PARTS = "parts"
+"""The folder of what ranks with weights in shards have saved, as torch.distributed.checkpoint writes it."""
 DRAFT = ".draft_"
 OUT_OF_MEMORY = "memory ran out while saving"
 """The agent looks for it in the log of a training that ended so."""
 NO_MEMORY = f"{OUT_OF_MEMORY}; lower loader.workers, loader.prefetch or train.batch_size"
 WRAPPERS = re.compile(r"^(module\.)?(_orig_mod\.)?")
 """The prefixes that DDP and torch.compile put before the names of a model's weights."""
+REFUSED = (OSError, RuntimeError, MemoryError, shards.NotSaved)
 logger = logging.getLogger(__name__)
 
 
@@ -79,6 +86,8 @@ class Copied:
 
     weights: Weights
     state: Mapping[str, Any]
+    parts: Future[Any] | None = None
+    """The end of what all ranks write into a draft of their own."""
 
 
 class CheckpointSaver:
@@ -87,10 +96,12 @@ class CheckpointSaver:
     Leaving the block waits for the checkpoint on its way, whatever the reason for leaving.
     """
 
-    def __init__(self, run: RunFolder) -> None:
-        self._run = run
+    def __init__(self, run: RunFolder, ranks: Ranks = ALONE) -> None:
+        self._run, self._ranks = run, ranks
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="save")
         self._under_way: list[Future[None]] = []
+        self._group: Any = distributed.new_group(backend="gloo") if ranks.shards else None
+        """For what the ranks tell each other beside the training, or None."""
 
     def save(self, step: int, model: nn.Module, state: Mapping[str, Any]) -> None:
         """Copy the state after `step` steps, and have it written; waits for the checkpoint before.
@@ -100,6 +111,19 @@ class CheckpointSaver:
         self.wait()
         content = copied(self._run, step, model, state)
         self._under_way.append(self._thread.submit(write_copied, self._run, step, content))
+
+    def save_shards(
+        self, step: int, model: nn.Module, state: Mapping[str, Any], parts: dict[str, Tensor]
+    ) -> None:
+        """Do the same for a model in shards, of which every rank saves its `parts`; all ranks call it."""
+        self.wait()
+        weights = Weights(shards.gather(model, self._ranks))
+        written = shards.save(parts, parts_draft_of(self._run, step), self._group)
+        if self._ranks.is_first:
+            content = copied(self._run, step, weights, state, written)
+            self._under_way.append(self._thread.submit(write_copied, self._run, step, content))
+        else:
+            self._under_way.append(self._thread.submit(_await_parts, self._run, step, written))
 
     def add_val_loss(self, step: int, val_loss: float) -> None:
         """Have the validation loss written into the checkpoint of `step` once that is there."""
@@ -140,15 +164,21 @@ def save_checkpoint(run: RunFolder, step: int, model: nn.Module, state: Mapping[
     write_copied(run, step, copied(run, step, model, state))
 
 
-def copied(run: RunFolder, step: int, model: nn.Module, state: Mapping[str, Any]) -> Copied:
+def copied(
+    run: RunFolder,
+    step: int,
+    model: nn.Module,
+    state: Mapping[str, Any],
+    parts: Future[Any] | None = None,
+) -> Copied:
     """Return the content of the checkpoint of `step` in the host's memory, where no later step changes it.
 
     TarmacError when memory runs out.
     """
     known: dict[tuple[Any, ...], torch.Tensor] = {}
     try:
-        weights = Weights(_copy(model.state_dict(), known))
-        return Copied(weights, _copy({**state, "random": random_state()}, known))
+        weights = model if isinstance(model, Weights) else Weights(_copy(model.state_dict(), known))
+        return Copied(weights, _copy({**state, "random": random_state()}, known), parts)
     except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError when the host's memory runs out
         raise _not_written(run, step, error, NO_MEMORY) from error
 
@@ -159,13 +189,23 @@ def write_copied(run: RunFolder, step: int, content: Copied) -> None:
     def write(draft: Path) -> None:
         save_model(content.weights, str(draft / MODEL))
         torch.save(content.state, draft / STATE)
+        if content.parts is not None:
+            content.parts.result()
+            os.rename(parts_draft_of(run, step), draft / PARTS)
 
     try:
         _publish(run, step, write)
-    except (OSError, RuntimeError, SafetensorError, MemoryError) as error:
+    except (*REFUSED, SafetensorError) as error:
         shutil.rmtree(_draft_of(run, step), ignore_errors=True)
         remedy = _remedy(error, run.checkpoints, content.weights)
         raise _not_written(run, step, error, remedy) from error
+
+
+def _await_parts(run: RunFolder, step: int, parts: Future[Any]) -> None:
+    try:
+        parts.result()
+    except REFUSED as error:
+        raise _not_written(run, step, error, "make room on the disk") from error
 
 
 def take_over_weights(run: RunFolder, step: int, source: Path, val_loss: float | None) -> None:
@@ -195,6 +235,11 @@ def weights_of(path: Path) -> dict[str, torch.Tensor]:
     return {WRAPPERS.sub("", name): value.contiguous() for name, value in weights.items()}
 
 
+def parts_draft_of(run: RunFolder, step: int) -> Path:
+    """Where all ranks write their parts of the checkpoint of `step`."""
+    return run.checkpoints / f"{DRAFT}{PARTS}_{run.checkpoint(step).name}"
+
+
 def _draft_of(run: RunFolder, step: int) -> Path:
     return run.checkpoints / f"{DRAFT}{run.checkpoint(step).name}"
 
@@ -209,7 +254,8 @@ def _publish(run: RunFolder, step: int, write: Callable[[Path], None], val_loss:
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     write(draft)
-    files = {path.name: _settle(path) for path in sorted(draft.iterdir())}
+    written = sorted(path for path in draft.rglob("*") if path.is_file())
+    files = {str(path.relative_to(draft)): _settle(path) for path in written}
     meta = CheckpointMeta(step=step, files=files, val_loss=val_loss, time=time.time())
     write_json(draft / META, meta.model_dump())
     leave_if_taken_over(run)
@@ -230,7 +276,7 @@ def _settle(path: Path) -> str:
     return blake3_file(path)
 
 
-def _not_written(run: RunFolder, step: int, error: Exception, remedy: str) -> TarmacError:
+def _not_written(run: RunFolder, step: int, error: BaseException, remedy: str) -> TarmacError:
     why = first_line(error)
     return TarmacError(f"{run.checkpoint(step)}: cannot be written: {why}; {remedy} and resume")
 
@@ -249,7 +295,7 @@ def _copy(value: Any, known: dict[tuple[Any, ...], torch.Tensor]) -> Any:
     return value
 
 
-def _remedy(error: Exception, place: Path, model: nn.Module) -> str:
+def _remedy(error: BaseException, place: Path, model: nn.Module) -> str:
     """Return what the user can do about the error.
 
     torch raises a RuntimeError for a full disk and for a lack of memory alike, so this tries whether the disk
@@ -298,12 +344,13 @@ def newest(run: RunFolder) -> Checkpoint | None:
     return None
 
 
-def restore(checkpoint: Checkpoint, model: nn.Module) -> dict[str, Any]:
+def restore(checkpoint: Checkpoint, model: nn.Module | None) -> dict[str, Any]:
     """Put model and random generators back to where they were, and return the rest of the state as saved.
 
-    Devices stay as they are.
+    Devices stay as they are. None stands for a model that is in another rank's hands.
     """
-    load_model(model, checkpoint.path / MODEL)
+    if model is not None:
+        load_model(model, checkpoint.path / MODEL)
     state: dict[str, Any] = torch.load(checkpoint.path / STATE, map_location="cpu", weights_only=True)
     set_random_state(state["random"])
     return state

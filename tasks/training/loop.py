@@ -73,7 +73,7 @@ def train(
     feed = _packing(run, options, feed, ranks)
     start = take_up(run, options, recipe, device, feed, ranks)
     take_step, step = start.take_step, start.step
-    saver = CheckpointSaver(run)
+    saver = CheckpointSaver(run, ranks)
     sanity = Sanity(run, config, recipe, take_step, feed, ranks, step)
     validation = Validation(run, config, device, metrics, phases, feed, saver, ranks)
     logger.info("%s: from step %d of %d, on %s%s", run.name, step, options.steps, device.torch, ranks)
@@ -117,9 +117,12 @@ def train(
                 phases.set("checkpoint", step, batches.worker_pids)
                 metrics.settle()
                 generators = generators_of(ranks)
+                place = feed.state(step, start.place).to_json()
+                if ranks.shards:
+                    state = {**take_step.state(), "feed": place, **generators}
+                    saver.save_shards(step, take_step.model, state, take_step.parts())
                 with ranks.agreeing():
-                    if ranks.is_first:
-                        place = feed.state(step, start.place).to_json()
+                    if ranks.is_first and not ranks.shards:
                         state = {**take_step.state(), "feed": place, **generators}
                         saver.save(step, take_step.model, state)
                 logger.info("step %d: loss %.4f", step, values.get("train/loss", math.nan))

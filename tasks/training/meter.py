@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from tasks.core.errors import DataError
+from tasks.training.shards import local
 
 LEAST_SCALE = 1.0
 """The least loss scale of fp16. It begins at 65,536 and is halved at every overflow."""
@@ -124,7 +125,7 @@ def check_losses(losses: Sequence[float], last_step: int, precision: str) -> Non
 def check_weights(model: nn.Module, step: int, precision: str) -> None:
     """Raise DataError for the first parameter or buffer that is not finite after `step`."""
     for name, tensor in model.state_dict().items():
-        if not tensor.isfinite().all():
+        if not local(tensor).isfinite().all():
             raise DataError(
                 f"the weights are lost after step {step}: {name} is not finite; they are not saved; "
                 f"{_remedy(precision)}"

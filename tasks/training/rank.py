@@ -73,7 +73,7 @@ def run_rank(run: RunFolder, rank: int = 0) -> None:
     from tasks.training.ranks import joined
 
     device = devices.choose(options_of(run, config))
-    with joined() as ranks, devices.forms_demanded():
+    with joined(shards=config.engine.train.shard) as ranks, devices.forms_demanded():
         train(run, config, settings, phases, device, ranks)
 
 

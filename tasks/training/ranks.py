@@ -53,6 +53,8 @@ class Ranks:
 
     rank: int = 0
     count: int = 1
+    shards: bool = False
+    """Whether each rank holds a part of the weights; see `tasks.training.shards`."""
 
     def __str__(self) -> str:
         """Return a phrase for the log; empty for a single rank."""
@@ -108,6 +110,12 @@ class Ranks:
         numbers: list[int] = sent.tolist()
         return numbers
 
+    def object_of_first(self, value: Any) -> Any:
+        """Return the first rank's value, of any kind, on every rank."""
+        sent = [value]
+        distributed.broadcast_object_list(sent, src=0)
+        return sent[0]
+
     def of_all(self, value: Tensor) -> list[Tensor]:
         """Return the values of all ranks, in order. They must have one shape and type, and be on the CPU."""
         if self.count == 1:
@@ -146,14 +154,15 @@ ALONE = Ranks()
 
 
 @contextmanager
-def joined(environment: Mapping[str, str] = os.environ) -> Iterator[Ranks]:
+def joined(environment: Mapping[str, str] = os.environ, shards: bool = False) -> Iterator[Ranks]:
     """Join a group with the other ranks that the environment names, as torchrun's does: by the store in the
     folder TARMAC_MEETING where that is given, else by MASTER_ADDR and MASTER_PORT.
 
     Values on the CPU go by gloo, and those on GPUs by NCCL. Only ranks that end in order leave the group in
     order: one that fails must not wait for the others again.
     """
-    ranks = Ranks(int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1")))
+    count = int(environment.get("WORLD_SIZE", "1"))
+    ranks = Ranks(int(environment.get("RANK", "0")), count, shards and count > 1)
     if ranks.count == 1:
         yield ranks
         return
@@ -174,7 +183,7 @@ def joined(environment: Mapping[str, str] = os.environ) -> Iterator[Ranks]:
 
 
 class Spread(nn.Module):
-    """A task as one rank of several computes it: this is what DDP wraps."""
+    """A task as one rank of several computes it: this is what DDP and FSDP2 wrap."""
 
     def __init__(self, task: Task, ranks: Ranks) -> None:
         super().__init__()
@@ -197,6 +206,16 @@ class Spread(nn.Module):
         products = [(features[name] * gradient).sum() for name, gradient in gradients.items()]
         loss = None if contrasted is None else self._contrast(contrasted)
         return self.ranks.count * torch.stack(products).sum(), loss
+
+    def encode(self, batch: Mapping[str, Any]) -> Features:
+        """Return the features of this rank's share of the batch."""
+        assert isinstance(self.task, Contrastive)
+        return self.task.encode(batch)
+
+    def judge(self, batch: Mapping[str, Any]) -> Loss:
+        """Return the loss of a batch of this rank, which is compared with nothing else."""
+        loss: Loss = self.task(batch)
+        return loss
 
     def _loss(self, batch: Mapping[str, Any]) -> Loss:
         if self.ranks.count == 1 or not isinstance(self.task, Contrastive):

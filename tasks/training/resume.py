@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from safetensors.torch import load_model
 
 from tasks.core.schema import Train
 from tasks.loader.feed import Feed, FeedState
 from tasks.models.recipes import Recipe
-from tasks.runs.checkpoints import Checkpoint, read_meta
+from tasks.runs.checkpoints import MODEL, Checkpoint, read_meta
 from tasks.runs.folder import RunFolder
-from tasks.training import checkpoints
+from tasks.training import checkpoints, shards
 from tasks.training.devices import Device, random_state, set_random_state
 from tasks.training.ranks import Ranks
 from tasks.training.step import Step
@@ -49,17 +50,35 @@ def take_up(
     """Return the start from the newest sound checkpoint, or a new one."""
     chosen, is_unmeasured = _choose(run, options, ranks)
     torch.manual_seed(options.seed)
-    model = recipe.build_model(pretrained=chosen is None).to(device.torch)
-    take_step = Step(recipe, model, options, device, ranks)
+    if ranks.shards:
+        take_step = _in_shards(recipe, options, device, ranks, chosen)
+    else:
+        model = recipe.build_model(pretrained=chosen is None).to(device.torch)
+        take_step = Step(recipe, model, options, device, ranks)
     if chosen is None:
         _draw_as_rank(ranks, options.seed, 0)
         return Start(take_step, 0, feed.state(), False)
-    state = checkpoints.restore(chosen, take_step.model)
-    take_step.load(state)
+    state = checkpoints.restore(chosen, None if ranks.shards else take_step.model)
+    take_step.load(state, chosen.path / checkpoints.PARTS)
     _restore_generators(state.get("ranks", []), ranks, options.seed, chosen)
     is_kept = "feed" in state  # older checkpoints do not hold it
     place = FeedState.of(state["feed"]) if is_kept else feed.state(chosen.step)
     return Start(take_step, chosen.step, place, is_unmeasured)
+
+
+def _in_shards(
+    recipe: Recipe, options: Train, device: Device, ranks: Ranks, chosen: Checkpoint | None
+) -> Step:
+    """The step whose weights the first rank alone builds or reads, in its host's memory, and sends."""
+    source = None
+    with ranks.agreeing():
+        if ranks.is_first:
+            source = recipe.build_model(pretrained=chosen is None)
+            if chosen is not None:
+                load_model(source, chosen.path / MODEL)
+    take_step = Step(recipe, shards.build(recipe), options, device, ranks)
+    take_step.fill(source)
+    return take_step
 
 
 def is_due(step: int, options: Train) -> bool:

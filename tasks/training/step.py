@@ -10,20 +10,22 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import clip_grad_norm_
 
 from tasks.core.errors import UsageError
 from tasks.core.schema import Train
 from tasks.models.recipes import Recipe
 from tasks.models.task import Contrastive, Features, Loss, Task
+from tasks.training import shards
 from tasks.training.blocks import prepare_blocks
 from tasks.training.devices import Device, random_state, set_random_state
 from tasks.training.meter import check_scale
@@ -96,17 +98,28 @@ class Step:
         self._locked = [module for name, module in model.named_modules() if self._is_frozen(name)]
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(parameter.requires_grad and not self._is_frozen(name))
-        groups, self._paces = parameter_groups(recipe, model, options)
         trained = {recipe.part_of(name) for name, p in model.named_parameters() if p.requires_grad}
         self._pace_of = {part: RateSchedule.of(options, part) for part in sorted(trained)}
-        if not groups:
+        if not trained:
             key = "freeze" if options.freeze else "lr"
             raise UsageError(f"train.{key}: {', '.join(sorted(options.frozen))} leaves nothing to train")
+        average = None if options.ema is None else recipe.task(copy.deepcopy(model))
+        prepare_blocks(model, options)
+        self._alone = Spread(self.task, ranks)
+        """The task without DDP, which goes beside the exchange of gradients."""
+        self._judged = self._alone if average is None else Spread(average, ranks)
+        if ranks.shards:
+            for spread in dict.fromkeys((self._alone, self._judged)):
+                shards.shard(spread, device.torch)
+        groups, self._paces = parameter_groups(recipe, model, options)
+        self._names = {p: name for name, p in model.named_parameters() if p.requires_grad}
         self._trained = [parameter for group in groups for parameter in group["params"]]
+        if ranks.shards:
+            groups, self._paces = _apart(groups, self._paces)
         self._optimizer = torch.optim.AdamW(groups, fused=True)
         self._scaler = torch.amp.GradScaler(device.torch.type, enabled=device.precision == "fp16")
-        self._spread: nn.Module = Spread(self.task, ranks)
-        if ranks.count > 1:
+        self._spread: nn.Module = self._alone
+        if ranks.count > 1 and not ranks.shards:
             # DDP arranges its buckets anew after the first step of a process, by the order in which the
             # gradients were ready, but not where it looks for unused parameters. Where a gradient lies in its
             # bucket decides the order in which more than two ranks add it up, and a resumed training would be
@@ -115,8 +128,6 @@ class Step:
             self._spread = DistributedDataParallel(
                 self._spread, find_unused_parameters=keeps_buckets, gradient_as_bucket_view=True
             )
-        self._judged = self.task if options.ema is None else recipe.task(copy.deepcopy(model))
-        prepare_blocks(model, options)
         self._set_training()
 
     def __call__(self, number: int, *batch: Mapping[str, Any]) -> StepResult:
@@ -129,7 +140,7 @@ class Step:
         loss, logs = self._backward(batch)
         self._scaler.unscale_(self._optimizer)
         if self._options.grad_clip:
-            logs = {**logs, "grad_norm": clip_grad_norm_(self._trained, self._options.grad_clip).detach()}
+            logs = {**logs, "grad_norm": shards.clip(self._trained, self._options.grad_clip)}
         if self._is_skipped():
             scale = self._scaler.get_scale()
             check_scale(scale, number + 1, float(loss))
@@ -141,45 +152,101 @@ class Step:
     @property
     def model(self) -> nn.Module:
         """The weights that are validated, saved and evaluated: the average, where there is one."""
-        model: nn.Module = self._judged.model
+        model: nn.Module = self._judged.task.model
         return model
 
     @contextmanager
-    def judging(self) -> Iterator[Task]:
-        """Yield the task with those weights, in eval mode and without gradients."""
+    def judging(self) -> Iterator[Callable[[Mapping[str, Any]], Loss]]:
+        """Yield the loss of a batch of this rank by those weights, in eval mode and without gradients."""
         self._judged.eval()
         try:
             with torch.no_grad():
-                yield self._judged
+                yield self._judged.judge
         finally:
+            shards.drop_gathered(self._judged)
             self._set_training()
 
     @torch.no_grad()
     def loss_of(self, batch: Mapping[str, Any]) -> float:
         """Return the mean loss of a batch from the loader, by the trained weights in eval mode, for this rank
-        alone."""
+        alone; with weights in shards all ranks have to call it."""
         self.task.eval()
         with self._device.autocast():
-            loss: Loss = self.task(self._device.put(batch))
+            loss = self._alone.judge(self._device.put(batch))
         self._set_training()
         return float(loss.sum / loss.weight)
 
+    def fill(self, source: nn.Module | None) -> None:
+        """Give weights in shards their values: those of the first rank's `source`, which others do not
+        have."""
+        values = None if source is None else shards.state_of(source)
+        for spread in dict.fromkeys((self._alone, self._judged)):
+            shards.fill(spread.task.model, values)
+
     def state(self) -> dict[str, Any]:
-        """Return what a resume needs beside `model`."""
-        state: dict[str, Any] = {"optimizer": self._optimizer.state_dict()}
+        """Return what a resume needs beside `model` and `parts`."""
+        state: dict[str, Any] = {} if self._ranks.shards else {"optimizer": self._optimizer.state_dict()}
         if self._scaler.is_enabled():
             state["scaler"] = self._scaler.state_dict()
-        if self._judged is not self.task:
+        if self._has_average and not self._ranks.shards:
             state["weights"] = self.task.model.state_dict()
         return state
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a state whose `model` is loaded already."""
-        self._optimizer.load_state_dict(state["optimizer"])
+    def parts(self) -> dict[str, Tensor]:
+        """Return what a resume needs of weights in shards beside `model`, by name: this rank's part of the
+        optimizer's state, and of the trained weights where their average is the model."""
+        found = {
+            f"optimizer.{name}.{key}": value
+            for parameter, name in self._names.items()
+            for key, value in self._optimizer.state[parameter].items()
+        }
+        if self._has_average:
+            found |= {f"weights.{name}": value for name, value in shards.state_of(self.task.model).items()}
+        return found
+
+    def load(self, state: Mapping[str, Any], folder: Path | None = None) -> None:
+        """Restore a state whose `model` is loaded already, with the parts in `folder` if they are not in it.
+
+        A training in shards goes on from a whole state, and a whole one from parts.
+        """
         if self._scaler.is_enabled():
             self._scaler.load_state_dict(state["scaler"])
-        if self._judged is not self.task:
-            self.task.model.load_state_dict(state["weights"])
+        if "optimizer" not in state:
+            assert folder is not None
+            self._load_parts(folder)
+            return
+        if not self._ranks.shards:
+            self._optimizer.load_state_dict(state["optimizer"])
+            if self._has_average:
+                self.task.model.load_state_dict(state["weights"])
+            return
+        for number, saved in state["optimizer"]["state"].items():
+            mine = self._new_optimizer_state(self._trained[number])
+            for key, value in saved.items():
+                shards.local(mine[key]).copy_(shards.part_of(value, mine[key]))
+        if self._has_average:
+            for name, target in shards.state_of(self.task.model).items():
+                if name in state["weights"]:
+                    shards.local(target).copy_(shards.part_of(state["weights"][name], target))
+
+    def _load_parts(self, folder: Path) -> None:
+        saved = shards.names_in(folder)
+        for parameter, name in self._names.items():
+            if f"optimizer.{name}.step" in saved:
+                self._new_optimizer_state(parameter)
+        shards.load({name: value for name, value in self.parts().items() if name in saved}, folder)
+
+    def _new_optimizer_state(self, parameter: Tensor) -> dict[str, Tensor]:
+        """AdamW's state of a parameter, of zeros, put in its place."""
+        moments = {key: torch.zeros_like(parameter.detach()) for key in ("exp_avg", "exp_avg_sq")}
+        step = torch.zeros((), dtype=torch.float32, device=parameter.device)
+        state: dict[str, Tensor] = {"step": step, **moments}
+        self._optimizer.state[parameter] = state
+        return state
+
+    @property
+    def _has_average(self) -> bool:
+        return self._judged is not self._alone
 
     def _is_frozen(self, name: str) -> bool:
         return bool(name) and self._part_of(name) in self._options.frozen
@@ -207,6 +274,7 @@ class Step:
                 total, weight, logs = self._spread(parts[0])
             loss: Tensor = total / weight
             self._differentiate(loss)
+            self._exchange()
             return self._of_all_ranks(loss, logs)
         return self._summed(parts)
 
@@ -221,6 +289,7 @@ class Step:
                     loss: Loss = self._spread(part)
                 self._differentiate(loss.sum / samples)
             losses.append(loss._replace(sum=loss.sum.detach()))
+        self._exchange()
         total, weight = (
             self._ranks.sum(torch.stack(figures).sum())
             for figures in ([loss.sum for loss in losses], [loss.weight for loss in losses])
@@ -247,7 +316,7 @@ class Step:
         for part in parts:
             draws.append(random_state())
             with torch.no_grad(), self._device.autocast():
-                features.append(task.encode(part))
+                features.append(self._alone.encode(part))
         names, sizes = list(features[0]), [len(part["key"]) for part in parts]
         whole = {name: self._ranks.gather(torch.cat([one[name] for one in features])) for name in names}
         gradients = self._gradients(task, whole)
@@ -264,6 +333,7 @@ class Step:
                     product = product + self._scaler.scale(mean)
                 if product.requires_grad:  # which it does not of locked towers
                     product.backward()
+        self._exchange()
         assert loss is not None
         return self._of_all_ranks(mean, loss.logs)
 
@@ -282,8 +352,14 @@ class Step:
         means = self._ranks.means({"": loss, **logs})
         return means.pop(""), means
 
+    def _exchange(self) -> None:
+        """Add up over the ranks what FSDP2 does not."""
+        if self._ranks.shards:
+            shards.exchange(self._trained, self._ranks)
+
     def _exchanging(self, is_last: bool) -> AbstractContextManager[Any]:
-        """Have the ranks add up their gradients once per step, with the last part."""
+        """Have the ranks add up their gradients once per step, with the last part; those of weights in shards
+        are added up with each, or every rank would hold all of them."""
         if is_last or not isinstance(self._spread, DistributedDataParallel):
             return nullcontext()
         return self._spread.no_sync()
@@ -306,9 +382,9 @@ class Step:
         if self._options.ema is None:
             return
         decay = min(self._options.ema, (1 + number) / (10 + number))
-        average, model = self._judged.model, self.task.model
+        average, model = self._judged.task.model, self.task.model
         for mine, theirs in zip(average.parameters(), model.parameters(), strict=True):
-            mine.lerp_(theirs, 1 - decay)
+            shards.local(mine).lerp_(shards.local(theirs), 1 - decay)
         for mine, theirs in zip(average.buffers(), model.buffers(), strict=True):
             mine.copy_(theirs)
 
@@ -336,6 +412,19 @@ def parameter_groups(
                 paces.append(pace)
             groups[is_decayed, pace]["params"].append(parameter)
     return list(groups.values()), paces
+
+
+def _apart(
+    groups: Sequence[Mapping[str, Any]], paces: Sequence[RateSchedule]
+) -> tuple[list[dict[str, Any]], list[RateSchedule]]:
+    """The groups with what is in shards and what is whole in groups of their own, as an optimizer that is
+    fused needs it; and the pace of each."""
+    found = []
+    for group, pace in zip(groups, paces, strict=True):
+        for is_shard in (True, False):
+            some = [one for one in group["params"] if isinstance(one, DTensor) == is_shard]
+            found += [({**group, "params": some}, pace)] if some else []
+    return [group for group, _ in found], [pace for _, pace in found]
 
 
 def micro_batches(batch: Mapping[str, Any], size: int | None) -> list[Mapping[str, Any]]:

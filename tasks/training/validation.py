@@ -8,7 +8,8 @@ steps before.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -16,10 +17,11 @@ from tasks.core.schema import Config
 from tasks.core.schema.training import MOST_VALIDATED
 from tasks.dataset.versions import read_manifest
 from tasks.loader.batches import open_split
+from tasks.loader.collate import Batch
 from tasks.loader.feed import Feed
 from tasks.loader.workers import Batches
 from tasks.models.held_out import held_out
-from tasks.models.task import Task
+from tasks.models.task import Loss
 from tasks.runs.folder import RunFolder
 from tasks.runs.metrics import TRAIN_AXIS, MetricsWriter, make_row
 from tasks.runs.phases import PhaseWriter
@@ -29,6 +31,7 @@ from tasks.training.meter import check_validation
 from tasks.training.ranks import RankRequest, Ranks
 from tasks.training.step import Step
 
+LossOf = Callable[[Mapping[str, Any]], Loss]
 logger = logging.getLogger(__name__)
 
 
@@ -83,13 +86,17 @@ class Validation:
         It is added up in the order of the batches, so that it is the same on any number of ranks.
         """
         mine: list[tuple[float, float]] = []
-        with weights.judging() as task, self._feed.split(split, most=self._most) as batches:
+        with weights.judging() as loss_of, self._feed.split(split, most=self._most) as batches:
             order = RankRequest.GO_ON
             while order is RankRequest.GO_ON:
                 with self._ranks.agreeing() as vote:
-                    vote.order = self._judge_next(task, batches, mine)
+                    vote.order, batch = self._next(batches)
+                    if batch is not None and not self._ranks.shards:
+                        mine.append(self._judged(loss_of, batch))
                     on_batch()
                 order = vote.order
+                if self._ranks.shards and order is RankRequest.GO_ON:
+                    mine += self._judged_together(loss_of, batch)
         if order is RankRequest.STOP:
             return None
         longest = max(int(count) for count in self._ranks.of_all(torch.tensor(len(mine))))
@@ -97,14 +104,27 @@ class Validation:
         in_order: list[list[float]] = torch.stack(self._ranks.of_all(padded), dim=1).reshape(-1, 2).tolist()
         return sum(total for total, _ in in_order) / sum(weight for _, weight in in_order)
 
-    def _judge_next(self, task: Task, batches: Batches, judged: list[tuple[float, float]]) -> RankRequest:
-        """Append sum and weight of the next batch; return what this rank asks for then."""
+    def _next(self, batches: Batches) -> tuple[RankRequest, Batch | None]:
+        """Return what this rank asks for, and its next batch if it has one."""
         if self._ranks.is_first and self._run.stop.exists():
-            return RankRequest.STOP
+            return RankRequest.STOP, None
         batch = next(batches, None)
-        if batch is None:
-            return RankRequest.DONE
+        return (RankRequest.DONE if batch is None else RankRequest.GO_ON), batch
+
+    def _judged(self, loss_of: LossOf, batch: Batch) -> tuple[float, float]:
+        """Return sum and weight of the batch's loss."""
         with self._device.autocast():
-            loss = task(self._device.put(batch))
-        judged.append((float(loss.sum), float(loss.weight)))
-        return RankRequest.GO_ON
+            loss = loss_of(self._device.put(batch))
+        return float(loss.sum), float(loss.weight)
+
+    def _judged_together(self, loss_of: LossOf, batch: Batch | None) -> list[tuple[float, float]]:
+        """Do that on all ranks, because weights in shards need all; one without a batch takes the first
+        rank's, which has one as long as any has, and leaves it out."""
+        counts = self._ranks.of_all(torch.tensor(int(batch is not None)))
+        if all(map(bool, counts)):
+            given = batch
+        else:
+            given = self._ranks.object_of_first(batch if self._ranks.is_first else None)
+        assert given is not None
+        judged = self._judged(loss_of, given if batch is None else batch)
+        return [] if batch is None else [judged]

@@ -90,5 +90,7 @@ def main(folder: Path, rank: int, count: int) -> None:
         for key in ("compile", "checkpointing"):
             found = take_steps(name, "fp32", None, Ranks(rank, count), TOGETHER, **{key: True})
             seen[f"{name} {key}"] = dataclasses.asdict(found)
+        found = take_steps(name, "fp32", None, Ranks(rank, count, shards=True), TOGETHER)
+        seen[f"{name} shard"] = {"losses": found.losses}
     torch.save(seen, folder / f"{rank}.pt")
     distributed.destroy_process_group()

@@ -150,7 +150,7 @@ def test_compiled_blocks_train_alike_and_a_resume_ends_in_the_same_bits(name: st
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("key", ["compile", "checkpointing"])
+@pytest.mark.parametrize("key", ["compile", "checkpointing", "shard"])
 @pytest.mark.parametrize("name", BLOCKS)
 def test_blocks_on_two_ranks_train_as_on_one(name: str, key: str, two_ranks: list[dict[str, Any]]) -> None:
     alone = take_steps(name, "fp32", None, steps=TOGETHER).losses

@@ -76,8 +76,8 @@ def test_a_locked_tower_is_left_alone_and_in_eval_mode() -> None:
     before = {name: value.clone() for name, value in step.task.model.state_dict().items()}
     for number in range(3):
         step(number, batch())
-    with step.judging() as task:
-        assert not task.training
+    with step.judging():
+        assert not step.task.training
     model = step.task.model
     assert model.training and model.text.training and not any(m.training for m in model.visual.modules())
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
@@ -115,8 +115,13 @@ def test_the_average_is_judged_and_follows_slower() -> None:
             average = {name: value * decay + theirs[name] * (1 - decay) for name, value in average.items()}
     mine = step.model.state_dict()
     assert all(torch.allclose(mine[name], value, rtol=1e-9) for name, value in average.items())
-    with step.judging() as task:
-        assert task.model is step.model and step.model is not step.task.model
+    assert step.model is not step.task.model
+    with torch.no_grad(), step.judging() as loss_of:
+        judged = float(loss_of(batch()).sum)
+    for mine in (step.model, step.task.model):
+        mine.load_state_dict(average)
+    step.task.eval()
+    assert judged == pytest.approx(float(step.task(batch()).sum.detach()))
 
 
 def test_a_step_that_overflows_changes_nothing_and_halves_the_scale() -> None:

@@ -94,6 +94,9 @@ class TrainEngine(SlurmDefaults):
     where it begins with `python`."""
     ranks: Annotated[int, Field(ge=1)] | None = None
     """Number of ranks that train together on the CPU, each with `train.threads` threads."""
+    shard: bool = False
+    """Whether each rank holds a part of weights, gradients and optimizer state, by torch's FSDP2, in place of
+    all: for models whose 16 bytes per parameter do not fit a GPU."""
     time: Duration | None = None
     """Time limit of the job. Unless given, there is none on this machine, and the partition's under Slurm. A
     local training is resumed by the next start; a Slurm job that has made progress is queued again."""
@@ -107,6 +110,8 @@ class TrainEngine(SlurmDefaults):
     def _gpus_or_ranks(self) -> Self:
         if self.gpus is not None and self.ranks is not None:
             raise ValueError("gpus and ranks: ranks run on GPUs or on the CPU; give one of the two")
+        if self.shard and self.processes == 1:
+            raise ValueError("shard: needs several ranks to share the weights; give gpus or ranks")
         _require_slurm(self, *(SlurmDefaults.model_fields.keys() - {"time"}))
         return self
 

@@ -82,6 +82,7 @@ class ClipRecipe:
             with _without_notices():
                 model: nn.Module = open_clip.create_model(
                     self.options.registered,
+                    device=torch.get_default_device(),
                     pretrained=weights,
                     pretrained_text=pretrained,
                     force_image_size=self.options.image_size,

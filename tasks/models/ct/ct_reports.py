@@ -127,7 +127,9 @@ class OpenClipReports(ReportTower):
 
         weights = self._weights if pretrained else None
         try:
-            model = open_clip.create_model(self._name, pretrained=weights, force_custom_text=True)
+            model = open_clip.create_model(
+                self._name, pretrained=weights, force_custom_text=True, device=torch.get_default_device()
+            )
         except (OSError, RuntimeError, ValueError, KeyError) as error:
             raise UsageError(
                 f"train.model.text_weights: {weights} does not load into {self._name}: {first_line(error)}"

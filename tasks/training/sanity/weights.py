@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from tasks.core.findings import Finding
+from tasks.training.shards import local
 
 TENSORS_PER_PART = 8
 WEIGHTS_PER_TENSOR = 1024
@@ -64,7 +65,7 @@ def _largest(given: list[tuple[str, nn.Parameter]]) -> list[tuple[str, nn.Parame
 
 
 def _some(parameter: nn.Parameter) -> Tensor:
-    flat = parameter.detach().reshape(-1)
+    flat = local(parameter.detach()).reshape(-1)
     return flat[:: max(len(flat) // WEIGHTS_PER_TENSOR, 1)].cpu().clone()
 
 
@@ -79,7 +80,7 @@ class Gradients:
         """Yield a finding for each part whose gradient was zero, or vanished, in three examinations in a
         row."""
         norms = {
-            part: get_total_norm([p.grad for _, p in given if p.grad is not None])
+            part: get_total_norm([local(p.grad) for _, p in given if p.grad is not None])
             for part, given in self._parts.items()
         }
         if not norms:
