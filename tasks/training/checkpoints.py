@@ -48,7 +48,7 @@ from tasks.runs.checkpoints import (
 )
 from tasks.runs.environment import leave_if_taken_over
 from tasks.runs.folder import RunFolder
-from tasks.training import shards
+from tasks.training import sharded_weights as shards
 from tasks.training.devices import random_state, set_random_state
 from tasks.training.ranks import ALONE, Ranks
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from tasks.core.errors import DataError
-from tasks.training.shards import local
+from tasks.training.sharded_weights import local
 
 LEAST_SCALE = 1.0
 """The least loss scale of fp16. It begins at 65,536 and is halved at every overflow."""

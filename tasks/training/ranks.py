@@ -54,7 +54,7 @@ class Ranks:
     rank: int = 0
     count: int = 1
     shards: bool = False
-    """Whether each rank holds a part of the weights; see `tasks.training.shards`."""
+    """Whether each rank holds a part of the weights; see `tasks.training.sharded_weights`."""
 
     def __str__(self) -> str:
         """Return a phrase for the log; empty for a single rank."""

@@ -22,7 +22,8 @@ from tasks.loader.feed import Feed, FeedState
 from tasks.models.recipes import Recipe
 from tasks.runs.checkpoints import MODEL, Checkpoint, read_meta
 from tasks.runs.folder import RunFolder
-from tasks.training import checkpoints, shards
+from tasks.training import checkpoints
+from tasks.training import sharded_weights as shards
 from tasks.training.devices import Device, random_state, set_random_state
 from tasks.training.ranks import Ranks
 from tasks.training.step import Step

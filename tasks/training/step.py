@@ -25,7 +25,7 @@ from tasks.core.errors import UsageError
 from tasks.core.schema import Train
 from tasks.models.recipes import Recipe
 from tasks.models.task import Contrastive, Features, Loss, Task
-from tasks.training import shards
+from tasks.training import sharded_weights as shards
 from tasks.training.blocks import prepare_blocks
 from tasks.training.devices import Device, random_state, set_random_state
 from tasks.training.meter import check_scale

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from tasks.core.findings import Finding
-from tasks.training.shards import local
+from tasks.training.sharded_weights import local
 
 TENSORS_PER_PART = 8
 WEIGHTS_PER_TENSOR = 1024

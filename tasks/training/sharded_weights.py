@@ -123,7 +123,9 @@ def clip(parameters: Iterable[nn.Parameter], most: float) -> Tensor:
     given = [parameter.grad for parameter in parameters if parameter.grad is not None]
     kinds = [[one for one in given if isinstance(one, DTensor) == is_shard] for is_shard in (True, False)]
     norms = [get_total_norm(kind) for kind in kinds if kind]
-    norm = torch.stack([one.full_tensor() if isinstance(one, DTensor) else one for one in norms]).norm()
+    norm: Tensor = torch.stack(
+        [one.full_tensor() if isinstance(one, DTensor) else one for one in norms]
+    ).norm()
     share = torch.clamp(most / (norm + 1e-6), max=1.0)
     for gradient in given:
         local(gradient).mul_(share)
