@@ -77,7 +77,7 @@ def _in_shards(
             source = recipe.build_model(pretrained=chosen is None)
             if chosen is not None:
                 load_model(source, chosen.path / MODEL)
-    take_step = Step(recipe, shards.build(recipe), options, device, ranks)
+    take_step = Step(recipe, shards.build_without_memory(recipe), options, device, ranks)
     take_step.fill(source)
     return take_step
 

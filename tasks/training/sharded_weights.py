@@ -33,14 +33,14 @@ from tasks.training.ranks import Ranks, Spread
 NotSaved = CheckpointException
 
 
-def build(recipe: Recipe) -> nn.Module:
+def build_without_memory(recipe: Recipe) -> nn.Module:
     """Build the recipe's model without memory for its weights, and without drawing a random number."""
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         return recipe.build_model(pretrained=False)
 
 
 def shard(spread: Spread, device: torch.device) -> None:
-    """Leave to this rank its part of the weights, on the device; those of a model from `build` are to be
+    """Leave to this rank its part of the weights, on the device; those of a model from `build_without_memory` are to be
     filled."""
     mesh = init_device_mesh(device.type, (spread.ranks.count,))
     whole = {value for value in spread.parameters() if value.numel() == 1}

@@ -93,6 +93,8 @@ class Config(Block):
                 )
         if self.train is not None:
             self.train.require_even(self.engine.train.processes)
+            if self.engine.train.shard and self.train.precision == "fp16":
+                raise ValueError("engine.train.shard: goes with train.precision bf16 or fp32, not with fp16")
             self._require_mixable(self.train)
             self._require_packable(self.train)
         if self.schedule is not None and self.schedule.then == "train" and self.train is None:

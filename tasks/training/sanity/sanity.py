@@ -259,7 +259,7 @@ class Sanity:
         A model is judged only if they made no difference at the checkpoint before either: a language model
         learns without the pictures first, and a contrast may rest at chance for a while.
         """
-        if self._judged_after is None or self._has_learned or self._is_explained:
+        if self._judged_after is None or self._has_learned or self._is_explained or self._ranks.shards:
             return
         batch = None if self._batch is None else _exchanged(self._batch)
         if batch is None or self._batch is None:
