@@ -40,8 +40,8 @@ def build_without_memory(recipe: Recipe) -> nn.Module:
 
 
 def shard(spread: Spread, device: torch.device) -> None:
-    """Leave to this rank its part of the weights, on the device; those of a model from `build_without_memory` are to be
-    filled."""
+    """Leave to this rank its part of the weights, on the device; those of a model that was built without
+    memory are to be filled."""
     mesh = init_device_mesh(device.type, (spread.ranks.count,))
     whole = {value for value in spread.parameters() if value.numel() == 1}
     for block in blocks_of(spread.task.model):
