@@ -103,27 +103,26 @@ class CheckpointSaver:
         self._group: Any = distributed.new_group(backend="gloo") if ranks.shards else None
         """For what the ranks tell each other beside the training, or None."""
 
-    def save(self, step: int, model: nn.Module, state: Mapping[str, Any]) -> None:
+    def save(
+        self, step: int, model: nn.Module, state: Mapping[str, Any], parts: dict[str, Tensor] | None = None
+    ) -> None:
         """Copy the state after `step` steps, and have it written; waits for the checkpoint before.
 
-        TarmacError when that one could not be written, or memory runs out.
+        All ranks call it. The first writes model and state; of a model in shards every rank writes `parts`.
+        TarmacError when the checkpoint before could not be written, or memory runs out.
         """
-        self.wait()
-        content = copied(self._run, step, model, state)
-        self._under_way.append(self._thread.submit(write_copied, self._run, step, content))
-
-    def save_shards(
-        self, step: int, model: nn.Module, state: Mapping[str, Any], parts: dict[str, Tensor]
-    ) -> None:
-        """Do the same for a model in shards, of which every rank saves its `parts`; all ranks call it."""
-        self.wait()
-        weights = Weights(shards.gather(model, self._ranks))
-        written = shards.save(parts, parts_draft_of(self._run, step), self._group)
-        if self._ranks.is_first:
-            content = copied(self._run, step, weights, state, written)
-            self._under_way.append(self._thread.submit(write_copied, self._run, step, content))
-        else:
-            self._under_way.append(self._thread.submit(_await_parts, self._run, step, written))
+        with self._ranks.agreeing():
+            self.wait()
+        weights, written = model, None
+        if parts is not None:
+            weights = Weights(shards.gather(model, self._ranks))
+            written = shards.save(parts, parts_draft_of(self._run, step), self._group)
+        with self._ranks.agreeing():
+            if self._ranks.is_first:
+                content = copied(self._run, step, weights, state, written)
+                self._under_way.append(self._thread.submit(write_copied, self._run, step, content))
+            elif written is not None:
+                self._under_way.append(self._thread.submit(_await_parts, self._run, step, written))
 
     def add_val_loss(self, step: int, val_loss: float) -> None:
         """Have the validation loss written into the checkpoint of `step` once that is there."""

@@ -116,15 +116,9 @@ def train(
                 sanity.checkpoint(step)
                 phases.set("checkpoint", step, batches.worker_pids)
                 metrics.settle()
-                generators = generators_of(ranks)
                 place = feed.state(step, start.place).to_json()
-                if ranks.shards:
-                    state = {**take_step.state(), "feed": place, **generators}
-                    saver.save_shards(step, take_step.model, state, take_step.parts())
-                with ranks.agreeing():
-                    if ranks.is_first and not ranks.shards:
-                        state = {**take_step.state(), "feed": place, **generators}
-                        saver.save(step, take_step.model, state)
+                state = {**take_step.state(), "feed": place, **generators_of(ranks)}
+                saver.save(step, take_step.model, state, take_step.parts())
                 logger.info("step %d: loss %.4f", step, values.get("train/loss", math.nan))
                 saved = step
                 sanity.validated(step, validation.measure(step, take_step, batches.worker_pids))

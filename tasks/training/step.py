@@ -192,9 +192,13 @@ class Step:
             state["weights"] = self.task.model.state_dict()
         return state
 
-    def parts(self) -> dict[str, Tensor]:
+    def parts(self) -> dict[str, Tensor] | None:
         """Return what a resume needs of weights in shards beside `model`, by name: this rank's part of the
-        optimizer's state, and of the trained weights where their average is the model."""
+        optimizer's state, and of the trained weights where their average is the model. None of whole
+        weights."""
+        return self._named_state() if self._ranks.shards else None
+
+    def _named_state(self) -> dict[str, Tensor]:
         found = {
             f"optimizer.{name}.{key}": value
             for parameter, name in self._names.items()
@@ -234,7 +238,7 @@ class Step:
         for parameter, name in self._names.items():
             if f"optimizer.{name}.step" in saved:
                 self._new_optimizer_state(parameter)
-        shards.load({name: value for name, value in self.parts().items() if name in saved}, folder)
+        shards.load({name: value for name, value in self._named_state().items() if name in saved}, folder)
 
     def _new_optimizer_state(self, parameter: Tensor) -> dict[str, Tensor]:
         """AdamW's state of a parameter, of zeros, put in its place."""

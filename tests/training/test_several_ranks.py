@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tasks.core.files import read_json
+from tasks.core import config as configs
+from tasks.core.files import read_json, write_atomic
 from tasks.dataset import versions
 from tasks.runs import phases
 from tasks.runs.checkpoints import list_checkpoints
@@ -33,6 +34,7 @@ from tests.training.helpers import (
 pytestmark = pytest.mark.system
 LAST = 60
 SHORT = (f"train.steps={LAST}", "train.checkpoint_every=20", "evaluate.every=20")
+IN_SHARDS = ("engine.train={kind: local, ranks: 2, shard: true}", "train.ema=0.9", "train.grad_clip=1")
 NOISE = 3e-4
 """How far a weight of the tiny model, and a loss, may be off after 60 steps of AdamW whose sums were rounded
 differently: ten times what was seen of weights (3e-5), and far more than of losses (5e-7)."""
@@ -114,6 +116,66 @@ def test_another_number_of_ranks_goes_on_and_says_so(
     finish(run, 1)
     assert "is of 2 ranks, and goes on with 1" in logs(run)
     assert_same_weights(run, together, NOISE)
+
+
+@pytest.fixture(scope="module")
+def in_shards(digits_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """The same with weights in shards, their average, and clipped gradients."""
+    run = make_run(digits_dataset, tmp_path_factory.mktemp("shards"), *SHORT, *IN_SHARDS)
+    finish(run, 2)
+    return run
+
+
+def test_weights_in_shards_train_as_whole_ones(
+    digits_dataset: Path, tmp_path: Path, in_shards: RunFolder
+) -> None:
+    alone = make_run(digits_dataset, tmp_path, *SHORT, *IN_SHARDS[1:])
+    train_here(alone)
+    assert_same_weights(in_shards, alone, NOISE)
+    clipped = [row["train/grad_norm"] for row in rows(alone, "train").values()]
+    assert max(clipped) > 1
+    for step, row in rows(in_shards, "train").items():
+        assert row["train/grad_norm"] == pytest.approx(
+            rows(alone, "train")[step]["train/grad_norm"], rel=1e-3
+        )
+    assert (in_shards.checkpoint(LAST) / "parts" / ".metadata").exists()
+
+
+def test_killed_ranks_in_shards_end_in_the_same_bits(
+    digits_dataset: Path, tmp_path: Path, in_shards: RunFolder
+) -> None:
+    run = make_run(digits_dataset, tmp_path, *SHORT, *IN_SHARDS, workers=1)
+    until(is_beyond_checkpoint, run, 2)
+    finish(run, 2)
+    assert model_bytes(run, LAST) == model_bytes(in_shards, LAST)
+    assert_same_weights(run, in_shards, 0.0)
+    assert "from step 0" in logs(run) and "from step 20" in logs(run)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(
+    ("before", "after"), [((2, True), (4, True)), ((2, True), (1, False)), ((2, False), (2, True))]
+)
+def test_a_checkpoint_is_taken_up_by_another_number_of_ranks_in_shards_or_not(
+    digits_dataset: Path,
+    tmp_path: Path,
+    in_shards: RunFolder,
+    before: tuple[int, bool],
+    after: tuple[int, bool],
+) -> None:
+    run = make_run(digits_dataset, tmp_path, *SHORT, *IN_SHARDS)
+    set_shards(run, *before)
+    until(is_beyond_checkpoint, run, before[0])
+    set_shards(run, *after)
+    finish(run, after[0])
+    assert_same_weights(run, in_shards, NOISE)
+
+
+def set_shards(run: RunFolder, count: int, shard: bool) -> None:
+    config = configs.reload(run.config)
+    train = config.engine.train.model_copy(update={"ranks": count, "shard": shard})
+    engine = config.engine.model_copy(update={"train": train})
+    write_atomic(run.config, configs.dump(config.model_copy(update={"engine": engine})))
 
 
 @pytest.mark.proof
