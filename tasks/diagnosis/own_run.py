@@ -275,7 +275,8 @@ def weights(model: Mapping[str, Any]) -> int:
 def checkpoints_of(train: Train, steps: int) -> tuple[int, int]:
     """Return how many checkpoints of a run of `steps` lie on the disk at once, and the bytes of each; 0 bytes
     for a model whose size is not known."""
-    each = (BYTES_PER_WEIGHT + (4 if train.ema else 0)) * weights(described(train))
+    per_weight = 8 if train.lora else BYTES_PER_WEIGHT + (4 if train.ema else 0)
+    each = per_weight * weights(described(train))
     count = math.ceil(steps / train.checkpoint_every)
     if train.keep is not None:
         on_the_way = 1

@@ -19,6 +19,8 @@ from torch import Tensor
 from tasks.core.schema import Train
 from tasks.diagnosis import memory
 from tasks.diagnosis.step_memory import Room
+from tasks.models import adapters
+from tasks.models.layers import lock
 from tasks.models.recipes import Recipe
 
 MEASURED_S, LEAST_STEPS, MOST_STEPS = 2.0, 2, 20
@@ -39,16 +41,18 @@ class Trial:
         torch.set_num_threads(train.threads)
         state = torch.get_rng_state()
         model = recipe.build_model(pretrained=False).to(self._device)
+        copied = sum(map(_bytes_of, model.parameters())) if train.ema or train.lora else 0
+        if train.lora is not None:
+            adapters.add(recipe, model, train)
+        lock(recipe, model, train)
         torch.set_rng_state(state)
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(parameter.requires_grad and recipe.part_of(name) not in train.frozen)
         self._task = recipe.task(model).train()
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._optimizer = torch.optim.AdamW(trained, lr=0.0, fused=True)
         self._lower = LOWER.get(train.precision)
-        averaged = sum(map(_bytes_of, model.parameters())) if train.ema is not None else 0
-        self.fixed_bytes = self._held() + 3 * sum(map(_bytes_of, trained)) + averaged
-        """The bytes of this process, or on its GPU, with gradients, AdamW's averages and that of weights."""
+        self.fixed_bytes = self._held() + 3 * sum(map(_bytes_of, trained)) + copied
+        """The bytes of this process, or on its GPU, with gradients, AdamW's averages and the weights that are
+        judged."""
 
     def room(self, limits: memory.MachineLimits, ranks: int) -> Room:
         """Return the memory to compare the peak with, by the machine's `limits` before the model was made."""

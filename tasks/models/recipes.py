@@ -147,7 +147,8 @@ def load_recipe(train: Train) -> Recipe:
 
 def _check_parts(train: Train, parts: Sequence[str]) -> None:
     trained = [part for part in parts if part not in train.frozen]
-    for key, given in (("freeze", train.freeze), ("lr", train.lr), ("warmup", train.warmup)):
+    named = {"freeze": train.freeze, "unlocked": train.unlocked, "lr": train.lr, "warmup": train.warmup}
+    for key, given in named.items():
         if not isinstance(given, list | dict):
             continue
         for part in given:
@@ -161,5 +162,5 @@ def _check_parts(train: Train, parts: Sequence[str]) -> None:
             if key == "warmup" and part not in trained:
                 raise UsageError(f"train.warmup.{part}: has no effect, because train.lr.{part} is 0")
         missing = [part for part in trained if part not in given]
-        if key != "freeze" and missing:
+        if key in ("lr", "warmup") and missing:
             raise UsageError(f"train.{key}: names parts of the model but lacks {', '.join(missing)}")

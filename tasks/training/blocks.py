@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from tasks.core.errors import UsageError
 from tasks.core.schema import Train
+from tasks.models.layers import blocks_of
+
+__all__ = ["blocks_of", "prepare_blocks"]
 
 
 def prepare_blocks(model: nn.Module, train: Train) -> None:
@@ -45,26 +46,6 @@ def prepare_blocks(model: nn.Module, train: Train) -> None:
         if train.checkpointing:
             compute = partial(checkpoint, compute, use_reentrant=False)
         block.forward = compute
-
-
-def blocks_of(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the outermost modules that stand in a list of modules of their class."""
-    for part in model.children():
-        listed = list(part.children()) if isinstance(part, nn.ModuleList | nn.Sequential) else []
-        is_list = isinstance(part, nn.ModuleList) or len(listed) > 1
-        if is_list and len({type(one) for one in listed}) == 1 and _computes(listed[0]):
-            yield from (one for one in listed if not _has_batch_norm(one))
-        else:
-            yield from blocks_of(part)
-
-
-def _computes(part: nn.Module) -> bool:
-    """Whether it is a module of several with a computation of its own, and neither a list nor a leaf."""
-    return type(part) is not nn.ModuleList and any(True for _ in part.children())
-
-
-def _has_batch_norm(block: nn.Module) -> bool:
-    return any(isinstance(part, _BatchNorm) for part in block.modules())
 
 
 def _require_compiler() -> None:

@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.utils import get_total_norm
 
 from tasks.models.recipes import Recipe
-from tasks.training.blocks import blocks_of
+from tasks.models.layers import blocks_of
 from tasks.training.ranks import Ranks, Spread
 
 NotSaved = CheckpointException

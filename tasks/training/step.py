@@ -23,6 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tasks.core.errors import UsageError
 from tasks.core.schema import Train
+from tasks.models import adapters
+from tasks.models.layers import lock, rate_shares
 from tasks.models.recipes import Recipe
 from tasks.models.task import Contrastive, Features, Loss, Task
 from tasks.training import sharded_weights as shards
@@ -64,10 +66,11 @@ class RateSchedule:
     power: float = 1.0
 
     @classmethod
-    def of(cls, options: Train, part: str) -> RateSchedule:
+    def of(cls, options: Train, part: str, share: float = 1.0) -> RateSchedule:
+        """Return the schedule of a part's parameters whose rate is this share of the part's."""
         assert options.steps is not None
         return cls(
-            options.peak(part),
+            share * options.peak(part),
             options.warmup_steps_of(part),
             options.steps,
             options.schedule,
@@ -94,20 +97,21 @@ class Step:
         self, recipe: Recipe, model: nn.Module, options: Train, device: Device, ranks: Ranks = ALONE
     ) -> None:
         self.task: Task = recipe.task(model)
-        self._options, self._device, self._part_of, self._ranks = options, device, recipe.part_of, ranks
-        self._locked = [module for name, module in model.named_modules() if self._is_frozen(name)]
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(parameter.requires_grad and not self._is_frozen(name))
+        self._options, self._device, self._ranks = options, device, ranks
+        is_judged_apart = options.ema is not None or options.lora is not None
+        judged = recipe.task(copy.deepcopy(model)) if is_judged_apart else None
+        if options.lora is not None:
+            adapters.add(recipe, model, options)
+        self._locked = lock(recipe, model, options)
         trained = {recipe.part_of(name) for name, p in model.named_parameters() if p.requires_grad}
         self._pace_of = {part: RateSchedule.of(options, part) for part in sorted(trained)}
         if not trained:
             key = "freeze" if options.freeze else "lr"
             raise UsageError(f"train.{key}: {', '.join(sorted(options.frozen))} leaves nothing to train")
-        average = None if options.ema is None else recipe.task(copy.deepcopy(model))
         prepare_blocks(model, options)
         self._alone = Spread(self.task, ranks)
         """The task without DDP, which goes beside the exchange of gradients."""
-        self._judged = self._alone if average is None else Spread(average, ranks)
+        self._judged = self._alone if judged is None else Spread(judged, ranks)
         if ranks.shards:
             for spread in dict.fromkeys((self._alone, self._judged)):
                 shards.shard(spread, device.torch)
@@ -151,13 +155,16 @@ class Step:
 
     @property
     def model(self) -> nn.Module:
-        """The weights that are validated, saved and evaluated: the average, where there is one."""
+        """The weights that are validated, saved and evaluated: the average where there is one, and those
+        with the adapters merged into them where there are some."""
+        self._merge()
         model: nn.Module = self._judged.task.model
         return model
 
     @contextmanager
     def judging(self) -> Iterator[Callable[[Mapping[str, Any]], Loss]]:
         """Yield the loss of a batch of this rank by those weights, in eval mode and without gradients."""
+        self._merge()
         self._judged.eval()
         try:
             with torch.no_grad():
@@ -252,8 +259,9 @@ class Step:
     def _has_average(self) -> bool:
         return self._judged is not self._alone
 
-    def _is_frozen(self, name: str) -> bool:
-        return bool(name) and self._part_of(name) in self._options.frozen
+    def _merge(self) -> None:
+        if self._options.lora is not None:
+            self._judged.task.model.load_state_dict(adapters.merged(self.task.model))
 
     def _set_training(self) -> None:
         """Set training mode; locked parts stay in eval mode, in which neither dropout nor the batch changes
@@ -404,11 +412,12 @@ def parameter_groups(
     groups: dict[tuple[bool, RateSchedule], dict[str, Any]] = {}
     paces: list[RateSchedule] = []
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    shares = rate_shares(recipe, model, options.layer_decay)
     for is_decayed in (True, False):
         for name, parameter in trained:
             if (options.decay == "all" or recipe.is_decayed(name, parameter)) != is_decayed:
                 continue
-            pace = RateSchedule.of(options, recipe.part_of(name))
+            pace = RateSchedule.of(options, recipe.part_of(name), shares[name])
             if (is_decayed, pace) not in groups:
                 decay = options.weight_decay if is_decayed else 0.0
                 own = {"weight_decay": decay, "betas": options.betas, "eps": options.eps}

@@ -28,6 +28,9 @@ BLOCKS = tuple(TRAINED)
 CASES: tuple[tuple[str, int | None], ...] = (("fp32", None), ("fp32", 1), ("bf16", None), ("bf16", 1))
 """Precision, and samples per pass: all of a rank's share, or one."""
 
+MORE: dict[str, Any] = {"compile": True, "checkpointing": True, "lora": {"rank": 2}}
+"""Further keys of the train block, each of which several ranks train with."""
+
 
 @dataclass
 class Seen:
@@ -37,7 +40,7 @@ class Seen:
     weights: dict[str, torch.Tensor]
 
 
-def step_of(name: str, precision: str, micro_batch: int | None, ranks: Ranks = ALONE, **more: bool) -> Step:
+def step_of(name: str, precision: str, micro_batch: int | None, ranks: Ranks = ALONE, **more: Any) -> Step:
     """`more` are further keys of the train block."""
     torch.manual_seed(1)
     keys = {
@@ -63,7 +66,7 @@ def silence_dropout(model: torch.nn.Module) -> None:
 
 
 def take_steps(
-    name: str, precision: str, micro_batch: int | None, ranks: Ranks = ALONE, steps: int = STEPS, **more: bool
+    name: str, precision: str, micro_batch: int | None, ranks: Ranks = ALONE, steps: int = STEPS, **more: Any
 ) -> Seen:
     step = step_of(name, precision, micro_batch, ranks, **more)
     share = len(SAMPLES[name]) // ranks.count
@@ -87,8 +90,8 @@ def main(folder: Path, rank: int, count: int) -> None:
             found = take_steps(name, precision, micro_batch, Ranks(rank, count), TOGETHER)
             seen[case(name, precision, micro_batch)] = dataclasses.asdict(found)
     for name in BLOCKS:
-        for key in ("compile", "checkpointing"):
-            found = take_steps(name, "fp32", None, Ranks(rank, count), TOGETHER, **{key: True})
+        for key, value in MORE.items():
+            found = take_steps(name, "fp32", None, Ranks(rank, count), TOGETHER, **{key: value})
             seen[f"{name} {key}"] = dataclasses.asdict(found)
         found = take_steps(name, "fp32", None, Ranks(rank, count, shards=True), TOGETHER)
         seen[f"{name} shard"] = {"losses": found.losses}

@@ -27,7 +27,7 @@ from tests.conftest import ROOT
 from tests.models import lengths
 from tests.models.examples import TRAINED, batch_of, train_block
 from tests.training.helpers import is_beyond_checkpoint, model_bytes, set_workers, start_rank, wait_for
-from tests.training.recipe_steps import BLOCKS, CASES, STEPS, TOGETHER, case, main, step_of, take_steps
+from tests.training.recipe_steps import BLOCKS, CASES, MORE, STEPS, TOGETHER, case, main, step_of, take_steps
 
 NOISE = {"fp32": 3e-5, "bf16": 0.05}
 """How far the loss of a step may be off, as a share, where sums were rounded differently."""
@@ -150,19 +150,20 @@ def test_compiled_blocks_train_alike_and_a_resume_ends_in_the_same_bits(name: st
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("key", ["compile", "checkpointing", "shard"])
+@pytest.mark.parametrize("key", [*MORE, "shard"])
 @pytest.mark.parametrize("name", BLOCKS)
 def test_blocks_on_two_ranks_train_as_on_one(name: str, key: str, two_ranks: list[dict[str, Any]]) -> None:
-    alone = take_steps(name, "fp32", None, steps=TOGETHER).losses
+    keys = {"lora": MORE["lora"]} if key == "lora" else {}
+    alone = take_steps(name, "fp32", None, steps=TOGETHER, **keys).losses
     first, second = (seen[f"{name} {key}"] for seen in two_ranks)
     assert first["losses"] == pytest.approx(second["losses"])
     assert first["losses"] == pytest.approx(alone, rel=NOISE["fp32"])
 
 
 def test_a_model_without_a_transformer_refuses_what_acts_on_one() -> None:
-    for key in ("compile", "checkpointing"):
+    for key, value in {**MORE, "layer_decay": 0.5}.items():
         with pytest.raises(UsageError, match=rf"train\.{key}: has no effect on this model"):
-            step_of(lengths.NAME, "fp32", None, **{key: True})
+            step_of(lengths.NAME, "fp32", None, **{key: value})
 
 
 @pytest.mark.proof

@@ -85,6 +85,19 @@ class Pack(Block):
     `max_images_per_example`, which is 4 there."""
 
 
+class Lora(Block):
+    """Low-rank adapters, by the library peft: a matrix W becomes W + alpha / rank · B A, and only A and B, of
+    `rank` rows and columns, are trained. Source: E. Hu et al., "LoRA" (2021)."""
+
+    rank: Annotated[int, Field(ge=1)] = 8
+    """The rank of each change of a matrix."""
+    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """The changes are multiplied by alpha / rank; unless given, alpha is the rank."""
+    targets: Annotated[list[str], Field(min_length=1)] | None = None
+    """The adapted layers, by the last words of their names within a block of a transformer, such as
+    `[attn, mlp.c_fc]`; unless given, all linear layers and fused projections of attention."""
+
+
 class Keep(Block):
     """The checkpoints that stay; others are removed. One that an evaluation has yet to read always stays."""
 
@@ -137,6 +150,18 @@ class Train(Block):
     left."""
     freeze: list[str] = []
     """Parts of the model that are not trained, such as `[vision]`; they stay in eval mode."""
+    unlocked: dict[str, Annotated[int, Field(ge=1)]] = {}
+    """By part: how many of its uppermost groups of layers are trained, while those below are locked. Groups
+    are counted as for open_clip's `--lock-image-unlocked-groups`: the projection; the last block, with the
+    norm after it; each block below; the embeddings."""
+    layer_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """The share of the learning rate of the layer above that each layer of a transformer has: what lies above
+    the blocks has the whole rate, the last block this share of it, the one below the square, and so on down
+    to the embeddings."""
+    lora: Lora | None = None
+    """Trains low-rank adapters in the blocks of the model's transformers, and nothing else of the parts that
+    have them; other parts, such as a temperature or a projector, are trained as usual. Checkpoints hold the
+    weights with the adapters merged into them."""
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = BY_RECIPE
     decay: Literal["matrices", "all", "none"] = BY_RECIPE
     """What weight decay acts on: matrices but no biases, norms and temperatures; all parameters; or none."""
@@ -243,6 +268,18 @@ class Train(Block):
                 f"steps ({self.steps}) and epochs ({self.epochs}) are both given; remove one, "
                 "for example with --set train.steps=null"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _tunes_what_it_trains(self) -> Self:
+        for key in ("ema", "compile") if self.lora is not None else ():
+            if getattr(self, key):
+                raise ValueError(f"{key}: does not go with lora; take one of them out")
+        for part in self.unlocked:
+            if part in self.frozen:
+                raise ValueError(
+                    f"unlocked.{part}: has no effect, because freeze or a rate of 0 locks it whole"
+                )
         return self
 
     @model_validator(mode="after")

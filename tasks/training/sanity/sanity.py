@@ -239,10 +239,9 @@ class Sanity:
             if moved[part] < weights.MOVED:
                 what = f"{moved[part]:.1%} of its weights have changed in {self._seen} steps"
                 yield weights.unmoved(part, what, self._train.peak(part))
-        saved = self._take_step.model
-        if self._began or saved is self._take_step.task.model:
+        if self._began or self._train.ema is None:
             return
-        averages = dict(saved.named_parameters())
+        averages = dict(self._take_step.model.named_parameters())
         followed = self._first_weights.moved(
             WeightSample.of(
                 {part: [(name, averages[name]) for name, _ in given] for part, given in self._parts.items()}
