@@ -79,9 +79,12 @@ def _keep_meaning(path: Path, values: Any) -> None:
     """Give an older run's own config, which `dump` wrote whole, the keys that came later, with the values
     that it was trained with."""
     train = values.get("train") if isinstance(values, dict) else None
-    if not isinstance(train, dict) or "decay" in train or not (path.parent / RUN_RECORD).exists():
+    if not isinstance(train, dict) or not (path.parent / RUN_RECORD).exists():
         return
-    if train.get("recipe") in RECIPES:
+    model, evaluate = train.get("model"), values.get("evaluate")
+    if isinstance(evaluate, dict) and isinstance(model, dict) and model.get("pretrained") is not None:
+        evaluate.setdefault("start", False)
+    if "decay" not in train and train.get("recipe") in RECIPES:
         train |= {"decay": "matrices", "lr_floor": 0, **earlier_adam(train["recipe"], train.get("model"))}
         train["grad_clip"] = train.get("grad_clip") or 0
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from tasks.models.precision import autocast
 from tasks.models.task import Question
 from tasks.runs import record
 from tasks.runs.checkpoints import MODEL, Checkpoint, is_sound
-from tasks.runs.data import left_out_by, version_path
+from tasks.runs.data import data_of, left_out_by, left_out_of, version_path
 from tasks.runs.folder import RunFolder
 
 
@@ -60,11 +61,17 @@ class LoadedCheckpoint:
     _place: CheckpointLocation
 
     @classmethod
-    def open(cls, run: RunFolder, config: Config, step: int) -> LoadedCheckpoint:
-        """Load the checkpoint's model, its only file that is read; DataError where there is no sound one."""
+    def open(cls, run: RunFolder, config: Config, step: int, version: Path | None = None) -> LoadedCheckpoint:
+        """Load the checkpoint's model, its only file that is read; DataError where there is no sound one.
+
+        `version` is one of another dataset than the run's own, to be evaluated on.
+        """
         recipe, model = load_model_of(run, config, step)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        data = Data(version_path(record.load_record(run).data[0]), left_out_by(run))
+        if version is None:
+            data = Data(version_path(record.load_record(run).data[0]), left_out_by(run))
+        else:
+            data = Data(version, left_out_of(version, data_of(version)[0].version))
         workers = read_settings(run.loader).workers if device.type == "cuda" else 0
         return cls(
             task=recipe.task(model).to(device).eval(),

@@ -18,6 +18,7 @@ from PIL import Image
 from pydantic import BaseModel, ConfigDict
 
 from tasks.core.errors import DataError
+from tasks.core.schema.block import Folder
 from tasks.core.units import counted
 from tasks.evaluation.results import Prediction
 from tasks.models.recipes import Capability
@@ -147,6 +148,9 @@ class Evaluator(BaseModel, ABC):
 
     split: str | None = None
     """The split to evaluate; the held-out one by default."""
+    dataset: Folder | None = None
+    """The folder of another dataset to evaluate on, in the version that is current when the run is planned;
+    the run's own by default."""
 
     def metrics(self, samples: Iterator[Members] | None = None) -> Sequence[str]:
         """Return the names of all possible metrics; a name that ends with `*` is a prefix, where only the

@@ -95,7 +95,13 @@ def load_evaluator(task: TaskSpec) -> Evaluator:
             f"evaluate.tasks: unknown kind {task.kind!r}; {instead(task.kind, list(EVALUATORS))}"
         )
     try:
-        return kind(**task.arguments)
+        evaluator = kind(**task.arguments)
     except ValidationError as error:
         mistakes = list_mistakes(describe_mistakes(error, kind, noun="argument"))
         raise UsageError(f"evaluate.tasks: {task.name}: {mistakes}") from None
+    if evaluator.dataset is not None and not evaluator.judges_samples:
+        raise UsageError(
+            f"evaluate.tasks: {task.name}: dataset: has no effect, because {task.kind} judges no samples of "
+            "a dataset; take it out"
+        )
+    return evaluator

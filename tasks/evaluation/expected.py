@@ -7,12 +7,10 @@ from tasks.core.schema import Config
 
 
 def expected(config: Config) -> list[tuple[int, str]]:
-    """Return step and task name: each task of the config every `evaluate.every` steps and at the last step.
+    """Return step and task name: each task of the config every `evaluate.every` steps, at the last step, and
+    at step 0 where that is evaluated.
 
     It is empty without an `evaluate` block. The steps must be known (`plan` turns epochs into steps).
     """
-    if config.evaluate is None or config.train is None:
-        return []
-    assert config.train.steps is not None, "epochs are turned into steps when a run is planned"
-    steps = config.evaluate.steps(config.train.steps)
-    return [(step, task.name) for step in steps for task in config.evaluate.tasks]
+    tasks = [] if config.evaluate is None else config.evaluate.tasks
+    return [(step, task.name) for step in config.evaluated_steps for task in tasks]

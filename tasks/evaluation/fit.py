@@ -12,17 +12,18 @@ from pathlib import Path
 
 from tasks.core.errors import DataError, TarmacError, UsageError
 from tasks.core.quarantine_file import Quarantined
-from tasks.core.schema import Config, TableSource
+from tasks.core.schema import Config, TableSource, TaskSpec
 from tasks.core.units import counted
 from tasks.dataset.quarantine import rows
 from tasks.dataset.sources import open_sources
 from tasks.dataset.versions import read_manifest
 from tasks.evaluation import evaluators
-from tasks.evaluation.contract import Members
+from tasks.evaluation.contract import Evaluator, Members
 from tasks.evaluation.zero_shot import ClassReader, ZeroShot
 from tasks.loader.indexed import IndexedReader
+from tasks.models import recipes
 from tasks.models.held_out import held_out, nothing_held_out
-from tasks.runs.data import data_of, left_out_of
+from tasks.runs.data import current_of, data_of, left_out_of
 
 LOOKED_AT = 200
 """How many samples are read to learn the names of classes."""
@@ -34,33 +35,52 @@ def require_fit(config: Config, version: Path) -> None:
     That is a split that is missing or too small, samples that the evaluation cannot judge, or a best
     checkpoint by a label that they do not have.
     """
-    splits = read_manifest(version).splits
-    left_out = left_out_of(version, data_of(version)[0].version)
     metrics: list[str] = []
     for task in evaluators.tasks_of(config):
         evaluator = evaluators.load_evaluator(task)
         if evaluator.judges_samples:
-            split = evaluator.split or held_out(splits)
-            where = f"evaluate.tasks: {task.name}"
-            if split is None:
-                raise UsageError(f"{where}: {nothing_held_out(version, splits)}")
-            if split not in splits:
-                raise UsageError(
-                    f"{where}: split: {version} has no {split!r}; there are: {', '.join(splits)}"
-                )
-            samples = splits[split].samples - sum(entry.split == split for entry in left_out)
-            if samples < evaluator.least_samples:
-                raise UsageError(
-                    f"{where}: split {split} of {version} has {counted(samples, 'sample')}, and {task.kind} "
-                    f"needs at least {evaluator.least_samples}; hold more out by dataset.splits"
-                )
+            mine = _version_of(config, task.name, evaluator, version)
+            left_out = left_out_of(mine, data_of(mine)[0].version)
+            split = _split_of(evaluator, task, mine, left_out)
             with suppress(DataError):  # samples that cannot be read are reported elsewhere
-                if problem := evaluator.problem(split, _samples(version, split, left_out)):
-                    raise UsageError(f"{where}: {problem}")
-                metrics += evaluators.metrics_of(task, _samples(version, split, left_out))
+                if problem := evaluator.problem(split, _samples(mine, split, left_out)):
+                    raise UsageError(f"evaluate.tasks: {task.name}: {problem}")
+                metrics += evaluators.metrics_of(task, _samples(mine, split, left_out))
                 continue
         metrics += evaluators.metrics_of(task)
     evaluators.require_best(config, metrics)
+
+
+def _version_of(config: Config, name: str, evaluator: Evaluator, own: Path) -> Path:
+    """The version that the task evaluates on; UsageError where there is none, or the model takes no such
+    samples."""
+    if evaluator.dataset is None:
+        return own
+    where = f"evaluate.tasks: {name}: dataset: {evaluator.dataset}"
+    found = current_of(evaluator.dataset)
+    if found is None:
+        raise UsageError(f"{where} holds no version of a dataset; build it first")
+    modality = read_manifest(found).modality
+    if config.train is not None and not recipes.check_recipe(config.train).takes(modality):
+        raise UsageError(f"{where} is one of {modality}, which recipe {config.train.recipe} does not take")
+    return found
+
+
+def _split_of(evaluator: Evaluator, task: TaskSpec, version: Path, left_out: list[Quarantined]) -> str:
+    """The split that the task evaluates; UsageError where that is missing or too small."""
+    splits, where = read_manifest(version).splits, f"evaluate.tasks: {task.name}"
+    split = evaluator.split or held_out(splits)
+    if split is None:
+        raise UsageError(f"{where}: {nothing_held_out(version, splits)}")
+    if split not in splits:
+        raise UsageError(f"{where}: split: {version} has no {split!r}; there are: {', '.join(splits)}")
+    samples = splits[split].samples - sum(entry.split == split for entry in left_out)
+    if samples < evaluator.least_samples:
+        raise UsageError(
+            f"{where}: split {split} of {version} has {counted(samples, 'sample')}, and {task.kind} "
+            f"needs at least {evaluator.least_samples}; hold more out by dataset.splits"
+        )
+    return split
 
 
 def doubtful_classes(config: Config, version: Path | None) -> Iterator[str]:
@@ -83,6 +103,8 @@ def doubtful_classes(config: Config, version: Path | None) -> Iterator[str]:
 
 def _labels(config: Config, version: Path | None, task: ZeroShot) -> Iterator[tuple[str, str]]:
     """Yield label and caption of samples."""
+    if task.dataset is not None:
+        version = current_of(task.dataset)
     if version is not None:
         split = task.split or held_out(read_manifest(version).splits)
         label = ClassReader(task.label)

@@ -7,6 +7,7 @@ The run's agent decides whether an evaluation is needed; this module runs it whe
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -33,7 +34,11 @@ def evaluate_checkpoint(run_folder: Path, step: int, task: str, question: str = 
     tasks = {spec.name: spec for spec in evaluators.tasks_of(config)}
     if task not in tasks:
         raise UsageError(f"evaluate.tasks: has no task named {task!r}, but: {', '.join(tasks) or 'none'}")
-    outcome = evaluators.load_evaluator(tasks[task]).evaluate(LoadedCheckpoint.open(run, config, step))
+    evaluator = evaluators.load_evaluator(tasks[task])
+    other = evaluator.dataset
+    outcome = evaluator.evaluate(LoadedCheckpoint.open(run, config, step, other))
+    if other is not None:  # whose keys may be those of other samples in the run's own dataset
+        outcome = replace(outcome, predictions=(), notes=(*outcome.notes, f"evaluated on {other}"))
     result = EvaluationResult(
         task=task,
         step=step,

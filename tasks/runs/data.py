@@ -55,7 +55,7 @@ def shares_of(config: Config, version: Path) -> list[tuple[Path, float]]:
     shares = {os.path.abspath(one.dataset): one.weight / total for one in given}
     found = [(version, shares.pop(os.path.abspath(config.dataset.output)))]
     for dataset, share in shares.items():
-        if (current := _current(Path(dataset))) is None:
+        if (current := current_of(Path(dataset))) is None:
             raise UsageError(f"train.data: {dataset} holds no version of a dataset; build it first")
         found.append((current.resolve(), share))
     return found
@@ -66,11 +66,12 @@ def missing_shares(config: Config) -> list[Path]:
     given = (config.train.data if config.train is not None else None) or []
     own = os.path.abspath(config.dataset.output)
     others = [one.dataset for one in given if os.path.abspath(one.dataset) != own]
-    return [dataset for dataset in others if _current(dataset) is None]
+    return [dataset for dataset in others if current_of(dataset) is None]
 
 
-def _current(dataset: Path) -> Path | None:
-    """The current version of a dataset, or the folder itself where it is a version."""
+def current_of(dataset: Path) -> Path | None:
+    """Return the current version of a dataset, or the folder itself where it is a version; None without
+    one."""
     return next((one for one in (dataset / "current", dataset) if (one / "manifest.json").is_file()), None)
 
 

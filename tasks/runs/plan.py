@@ -19,13 +19,14 @@ from tasks.core.errors import TarmacError, UsageError
 from tasks.core.files import fsync_path, write_atomic
 from tasks.core.lock import Held, Lease, pin
 from tasks.core.quarantine_file import Quarantined, to_text
-from tasks.core.schema import Config, Train, TrainEngine
+from tasks.core.schema import Config, TaskSpec, Train, TrainEngine
 from tasks.core.schema.recipes import defaults_of
 from tasks.core.stores import absolute_location
 from tasks.core.units import near
 from tasks.runs import record
 from tasks.runs.checkpoints import list_checkpoints, newest_sound
 from tasks.runs.data import (
+    current_of,
     dataset_of,
     datasets_of,
     left_out_of_all,
@@ -72,6 +73,7 @@ def plan(config: Config, version: Path, *, fresh: bool = False) -> RunFolder:
     run, resolved, data, quarantined, fields = _located(config, version)
     if fresh and run.record.exists():
         _archive(run)
+    resolved = _as_it_began(run, resolved)
     try:
         run.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -81,11 +83,29 @@ def plan(config: Config, version: Path, *, fresh: bool = False) -> RunFolder:
             _write(run, resolved, fields, data, quarantined)
     except Held as held:
         _leave_alone(run, resolved, held)
-    for mine in (version_path(ref) for ref in data):
+    pinned: set[Path] = set()
+    for mine in (*(version_path(ref) for ref in data), *_evaluated_on(resolved)):
         dataset = dataset_of(mine)
-        if dataset is not None:
+        if dataset is not None and dataset not in pinned:
             pin(dataset, run.id, mine.resolve().name, run.path)
+            pinned.add(dataset)
     return run
+
+
+def _evaluated_on(config: Config) -> list[Path]:
+    """The versions of other datasets that the tasks of a resolved config are evaluated on."""
+    tasks = config.evaluate.tasks if config.evaluate is not None else []
+    return [Path(given) for task in tasks if isinstance(given := task.arguments.get("dataset"), str)]
+
+
+def _as_it_began(run: RunFolder, config: Config) -> Config:
+    """Return the config without the evaluation of step 0, where the run has passed that without saving it."""
+    is_past = bool(list_checkpoints(run)) and not (
+        run.checkpoint(0).exists() or run.evaluation(0, "any").parent.exists()
+    )
+    if not is_past or config.evaluate is None or 0 not in config.evaluated_steps:
+        return config
+    return config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"start": False})})
 
 
 def command_to_resume(run: RunFolder) -> str:
@@ -116,8 +136,26 @@ def resolve(config: Config, version: Path) -> Config:
         }
     )
     train = None if config.train is None else _resolved(config.train, config.engine.train, version)
-    changes = {"runs": _absolute(config.runs), "dataset": dataset, "train": train}
+    evaluate = config.evaluate
+    if evaluate is not None:
+        tasks = [_on_its_version(task, config, version) for task in evaluate.tasks]
+        evaluate = evaluate.model_copy(update={"tasks": tasks})
+    changes = {"runs": _absolute(config.runs), "dataset": dataset, "train": train, "evaluate": evaluate}
     return config.model_copy(update=changes)
+
+
+def _on_its_version(task: TaskSpec, config: Config, version: Path) -> TaskSpec:
+    """Return the task with the version that its dataset has now: all checkpoints are judged on one."""
+    given = task.arguments.get("dataset")
+    if not isinstance(given, str):
+        return task
+    is_own = os.path.abspath(given) == os.path.abspath(config.dataset.output)
+    found = version if is_own else current_of(Path(given))
+    if found is None:
+        raise UsageError(
+            f"evaluate.tasks: {task.name}: dataset: {given} holds no version of a dataset; build it first"
+        )
+    return task.model_copy(update={"dataset": str(found.resolve())})
 
 
 def require_checkpoints(run: RunFolder, config: Config) -> None:

@@ -41,6 +41,7 @@ from tasks.supervision.allocation import END, WARNING, Allocation, Succession
 from tasks.supervision.chores import Chores
 from tasks.supervision.evaluation_jobs import Evaluations
 from tasks.supervision.evaluations import Training
+from tasks.supervision.forgetfulness import Forgetfulness
 from tasks.supervision.journal import AttemptJournal
 from tasks.supervision.pruning import Pruner
 from tasks.supervision.slowness import Slowness
@@ -84,6 +85,7 @@ class Agent:
         self._gatherer = gathering.GathererKeeper(run, self._config.track.mode != "disabled")
         self._best = best.Pointer(run, self._config)
         self._pruner = Pruner(run, self._config)
+        self._forgetfulness = Forgetfulness(run, self._config)
         self._chores = Chores()
         self._succession = Succession(run, self._config, aside_s)
         self._successor: Job | None = None
@@ -151,7 +153,12 @@ class Agent:
         self._chores.do(
             "findings.jsonl", lambda: self._journal.add_findings(evaluations.unusable.take()), None
         )
+        self._chores.do("what was forgotten", lambda: self._record_forgotten(evaluations), None)
         return is_to_come
+
+    def _record_forgotten(self, evaluations: Evaluations) -> None:
+        if found := self._forgetfulness.look(evaluations.summaries_written):
+            self._journal.add_findings(found, "scores")
 
     def _hands_over(self, evaluations: Evaluations) -> bool:
         """Whether a successor keeps the evaluations from here on, which is submitted where that is due."""

@@ -11,13 +11,14 @@ from pathlib import Path
 
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config, TableSource
+from tasks.evaluation.evaluators import load_evaluator, tasks_of
 from tasks.evaluation.fit import require_fit
 from tasks.models import hub
 from tasks.models.fetch import require_offered
 from tasks.models.hub import Lack
 from tasks.models.recipes import check_recipe
 from tasks.runs.checkpoints import list_checkpoints
-from tasks.runs.data import missing_shares, overfull, overfull_of
+from tasks.runs.data import current_of, missing_shares, overfull, overfull_of
 from tasks.runs.plan import locate
 
 
@@ -102,3 +103,10 @@ def doubts_of(config: Config) -> Iterator[str]:
         )
     for dataset in missing_shares(config):
         yield f"train.data: {dataset} holds no version of a dataset yet; build it before the training"
+    for task in tasks_of(config):
+        other = load_evaluator(task).dataset
+        if other is not None and current_of(other) is None:
+            yield (
+                f"evaluate.tasks: {task.name}: dataset: {other} holds no version of a dataset yet; build it "
+                "before the training"
+            )

@@ -41,7 +41,7 @@ from tasks.training.checkpoints import CheckpointSaver
 from tasks.training.devices import Device
 from tasks.training.meter import Meter, check_losses, check_weights
 from tasks.training.ranks import ALONE, RankRequest, Ranks
-from tasks.training.resume import generators_of, is_due, take_up
+from tasks.training.resume import Start, generators_of, is_due, take_up
 from tasks.training.sanity.sanity import Sanity
 from tasks.training.validation import Validation
 
@@ -78,7 +78,7 @@ def train(
     validation = Validation(run, config, device, metrics, phases, feed, saver, ranks)
     logger.info("%s: from step %d of %d, on %s%s", run.name, step, options.steps, device.torch, ranks)
 
-    if start.is_unmeasured:
+    if _saved_start(config, start, saver, phases, ranks) or start.is_unmeasured:
         validation.measure(step, take_step)
     phases.set("first_batch", step)
     is_over, saved = step == options.steps, step
@@ -128,6 +128,21 @@ def train(
             saver.wait()
     phases.set("end", step)
     return step
+
+
+def _saved_start(
+    config: Config, start: Start, saver: CheckpointSaver, phases: PhaseWriter, ranks: Ranks
+) -> bool:
+    """Save the weights that a new training starts from, if they are to be evaluated; return whether."""
+    if not start.is_new or 0 not in config.evaluated_steps:
+        return False
+    phases.set("checkpoint", 0)
+    generators = generators_of(ranks)
+    with ranks.agreeing():
+        if ranks.is_first:
+            state = {**start.take_step.state(), "feed": start.place.to_json(), **generators}
+            saver.save(0, start.take_step.model, state)
+    return True
 
 
 def options_of(run: RunFolder, config: Config) -> Train:

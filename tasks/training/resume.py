@@ -36,13 +36,15 @@ logger = logging.getLogger(__name__)
 class Start:
     """All that a step changes, as in the checkpoint of `step`, and the loader's place.
 
-    `is_unmeasured` where the training was stopped or killed before that checkpoint's validation.
+    `is_unmeasured` where the training was stopped or killed before that checkpoint's validation, and `is_new`
+    where there is no checkpoint yet.
     """
 
     take_step: Step
     step: int
     place: FeedState
     is_unmeasured: bool
+    is_new: bool = False
 
 
 def take_up(
@@ -58,7 +60,7 @@ def take_up(
         take_step = Step(recipe, model, options, device, ranks)
     if chosen is None:
         _draw_as_rank(ranks, options.seed, 0)
-        return Start(take_step, 0, feed.state(), False)
+        return Start(take_step, 0, feed.state(), False, is_new=True)
     state = checkpoints.restore(chosen, None if ranks.shards else take_step.model)
     take_step.load(state, chosen.path / checkpoints.PARTS)
     _restore_generators(state.get("ranks", []), ranks, options.seed, chosen)

@@ -11,6 +11,7 @@ import pytest
 from flows.parameters import Overrides, configured
 from tasks.core.errors import UsageError
 from tasks.core.files import read_json, write_json
+from tasks.core.schema import Config
 from tasks.core.schema.recipes import RECIPES, RecipeClasses
 from tasks.dataset import versions
 from tasks.dataset.building.builder import build
@@ -98,3 +99,31 @@ def test_a_task_that_judges_what_the_recipe_does_not_give_is_refused_before_any_
     )
     with pytest.raises(UsageError, match=rf"^evaluate\.tasks: {says}$"):
         configured(ROOT / "configs/digits-clip.yaml", Overrides(set=[block]))
+
+
+def test_another_dataset_has_its_own_splits_labels_and_samples(digits_dataset: Path, tmp_path: Path) -> None:
+    version = versions.resolve(digits_dataset)
+
+    def task(dataset: Path, more: str = "") -> Config:
+        given = f"evaluate.tasks=[{{kind: zero_shot, name: old, dataset: '{dataset}'{more}}}]"
+        return digits_config(tmp_path, tmp_path, given)
+
+    require_fit(task(digits_dataset), version)
+    with pytest.raises(
+        UsageError, match=r"evaluate\.tasks: old: label: the samples of split val have no 'nosuch'"
+    ):
+        require_fit(task(digits_dataset, ", label: nosuch"), version)
+    with pytest.raises(
+        UsageError, match=r"old: dataset: .*/none holds no version of a dataset; build it first"
+    ):
+        require_fit(task(tmp_path / "none"), version)
+    chats = tmp_path / "chats"
+    shutil.copytree(version, chats)
+    write_json(chats / "manifest.json", {**read_json(chats / "manifest.json"), "modality": "chat"})
+    with pytest.raises(UsageError, match=r"/chats is one of chat, which recipe clip does not take"):
+        require_fit(task(chats), version)
+    program = "{kind: command, command: ['true', '{output}'], dataset: data/old}"
+    with pytest.raises(
+        UsageError, match=r"command: dataset: has no effect, because command judges no samples"
+    ):
+        require_fit(digits_config(tmp_path, tmp_path, f"evaluate.tasks=[{program}]"), version)

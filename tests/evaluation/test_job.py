@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import read_json
 from tasks.dataset import versions
+from tasks.dataset.building.builder import build
 from tasks.evaluation import results
 from tasks.evaluation.checkpoint import LoadedCheckpoint
 from tasks.evaluation.job import evaluate_checkpoint
@@ -22,6 +24,7 @@ from tasks.loader.bad import BadSampleError
 from tasks.models.clip.openclip import open_clip
 from tasks.runs import record
 from tasks.runs.folder import RunFolder
+from tests.conftest import digits_config
 from tests.training.helpers import make_run, train_here
 
 STEPS = 90
@@ -169,3 +172,21 @@ def test_a_bad_sample_is_left_out_and_not_counted(
     result = results.read_result(run.evaluation(STEPS, "zero_shot"))
     assert result is not None
     assert result.samples == versions.read_manifest(source).splits["val"].samples - 1
+
+
+def test_another_dataset_is_judged_by_its_own_samples(
+    run: RunFolder, raw_digits: Path, tmp_path: Path
+) -> None:
+    few = digits_config(
+        raw_digits, tmp_path, "dataset.filter={label: [zero, one, two]}", "dataset.splits={val: 0.5}"
+    )
+    version = build(few).version
+    values = yaml.safe_load(run.config.read_text())
+    values["evaluate"]["tasks"] = [{"kind": "zero_shot", "name": "few", "dataset": str(version)}]
+    run.config.write_text(yaml.safe_dump(values))
+    evaluate_checkpoint(run.path, STEPS, "few")
+    result = results.read_result(run.evaluation(STEPS, "few"))
+    assert result is not None and result.chance["top1"] == pytest.approx(1 / 3)
+    assert result.samples == versions.read_manifest(version).splits["val"].samples
+    assert result.notes == [f"evaluated on {version}"]
+    assert not results.read_predictions(run, STEPS, "few"), "its keys may be those of other samples here"

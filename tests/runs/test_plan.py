@@ -438,3 +438,41 @@ def test_what_a_mix_cannot_do_is_refused(tmp_path: Path) -> None:
     (other / "manifest.json").unlink()
     with pytest.raises(UsageError, match=r"train\.data: .* holds no version of a dataset"):
         plan(config, version)
+
+
+OLD = {"kind": "zero_shot", "name": "old"}
+
+
+def test_a_task_on_another_dataset_keeps_its_version(tmp_path: Path) -> None:
+    version, other = make_version(tmp_path), make_version(tmp_path / "other", samples=40)
+    (tmp_path / "other/data/current").symlink_to(other)
+    evaluate = {"every": 40, "tasks": ["zero_shot", {**OLD, "dataset": str(tmp_path / "other/data")}]}
+    config = make_config(tmp_path, evaluate=evaluate)
+    assert locate(config, version) == locate(make_config(tmp_path), version), "it shapes no weights"
+    run = plan(config, version)
+    kept = configs.reload(run.config).evaluate
+    assert kept is not None and kept.tasks[1].arguments == {"dataset": str(other)}
+    assert pinned(tmp_path / "other/data") == {other.name: [run.id]}
+    own = {"every": 40, "tasks": [{**OLD, "dataset": str(tmp_path / "data")}]}
+    kept = resolve(make_config(tmp_path, evaluate=own), version).evaluate
+    assert kept is not None and kept.tasks[0].arguments == {"dataset": str(version)}
+    (tmp_path / "other/data/current").unlink()
+    with pytest.raises(
+        UsageError, match=r"evaluate\.tasks: old: dataset: .*/other/data holds no version of a dataset"
+    ):
+        plan(config, version)
+
+
+def test_a_run_from_before_step_0_was_evaluated_goes_on_without_that(tmp_path: Path) -> None:
+    version = make_version(tmp_path)
+    (tmp_path / "old.pt").write_bytes(b"weights")
+    tuned = {"model": {"name": "tarmac/digits", "pretrained": str(tmp_path / "old.pt")}}
+    config = make_config(tmp_path, train=tuned)
+    run = plan(config, version)
+    assert configs.reload(run.config).evaluated_steps == [0, 40]
+    run.config.write_text(run.config.read_text().replace("  start: null\n", ""))
+    assert configs.reload(run.config).evaluated_steps == [40]
+    save(run, 10, b"weights")
+    assert configs.reload(plan(config, version).config).evaluated_steps == [40]
+    save(run, 0, b"weights")
+    assert configs.reload(plan(config, version).config).evaluated_steps == [0, 40]

@@ -248,3 +248,25 @@ def test_goes_on_where_the_loader_was_and_from_the_step_where_nothing_says(
                 train_here(run)
         else:
             assert train_here(run) == STEPS and model_bytes(run, STEPS) == model_bytes(undisturbed, STEPS)
+
+
+def test_the_weights_that_it_starts_from_are_the_checkpoint_of_step_0(
+    digits_dataset: Path, tmp_path: Path
+) -> None:
+    few = ("train.steps=4", "train.checkpoint_every=2", "evaluate.every=4", "train.warmup=0")
+    old = make_run(digits_dataset, tmp_path / "old", *few)
+    assert train_here(old) == 4 and [one.step for one in list_checkpoints(old)] == [2, 4]
+    weights = old.checkpoint(4) / "model.safetensors"
+    tuned = f"train.model={{name: tarmac/digits, pretrained: {weights}}}"
+    run = make_run(digits_dataset, tmp_path / "new", *few, tuned)
+    assert train_here(run) == 4
+    assert [one.step for one in list_checkpoints(run)] == [0, 2, 4]
+    assert model_bytes(run, 0) == weights.read_bytes()
+    assert rows(run, "val")[0]["val/loss"] == rows(old, "val")[4]["val/loss"]
+    last = model_bytes(run, 4)
+    for step in (2, 4):
+        shutil.rmtree(run.checkpoint(step))
+    run.metrics.unlink()
+    assert train_here(run) == 4 and model_bytes(run, 4) == last, "a start from step 0 is the start"
+    plain = make_run(digits_dataset, tmp_path / "new", *few, tuned, "evaluate.start=false")
+    assert plain.path == run.path, "and it changes no weights"

@@ -17,7 +17,7 @@ from pydantic import Field, field_validator, model_validator
 from tasks.core.schema.block import Block, Folder
 from tasks.core.schema.dataset import Dataset, ImageRules, ShardRules, Splits, VolumeRules
 from tasks.core.schema.engine import BuildEngine, Engines, EvaluateEngine, TrainEngine
-from tasks.core.schema.recipes import RECIPES
+from tasks.core.schema.recipes import EXTERNAL, RECIPES
 from tasks.core.schema.reinforce import Reinforce
 from tasks.core.schema.source import (
     ChatSource,
@@ -92,6 +92,10 @@ class Config(Block):
                     f"train.checkpoint_every ({self.train.checkpoint_every})"
                 )
         if self.train is not None:
+            if self.evaluate is not None and self.evaluate.start and self.train.recipe == EXTERNAL:
+                raise ValueError(
+                    "evaluate.start: a command saves no checkpoint before its first step; take it out"
+                )
             self.train.require_even(self.engine.train.processes)
             if self.engine.train.shard and self.train.precision == "fp16":
                 raise ValueError("engine.train.shard: goes with train.precision bf16 or fp32, not with fp16")
@@ -109,6 +113,17 @@ class Config(Block):
         trained = train.batch_size if row.compares_samples else train.micro_batch or train.batch_size
         given = None if self.evaluate is None else self.evaluate.batch_size
         return given or min(row.judged_at_once, trained)
+
+    @property
+    def evaluated_steps(self) -> list[int]:
+        """The steps whose checkpoints are evaluated, in a training whose number of steps is known."""
+        if self.evaluate is None or self.train is None:
+            return []
+        assert self.train.steps is not None, "epochs are turned into steps when a run is planned"
+        start = self.evaluate.start
+        if start is None:
+            start = self.train.recipe != EXTERNAL and self.train.model.get("pretrained") is not None
+        return [*([0] if start else []), *self.evaluate.steps(self.train.steps)]
 
     def _require_packable(self, train: Train) -> None:
         if train.pack is not None and self.loader.reader == "streaming":

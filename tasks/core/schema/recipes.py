@@ -57,6 +57,8 @@ class RecipeClasses(NamedTuple):
     batch."""
 
 
+EXTERNAL = "external"
+"""The recipe of trainings by another trainer's command."""
 RECIPES: dict[str, RecipeClasses] = {
     "clip": RecipeClasses(
         "tasks.models.clip.clip_options:ClipOptions", "tasks.models.clip.clip:ClipRecipe", OPEN_CLIP
@@ -79,7 +81,7 @@ RECIPES: dict[str, RecipeClasses] = {
         CT_CLIP,
         judged_at_once=8,
     ),
-    "external": RecipeClasses(
+    EXTERNAL: RecipeClasses(
         "tasks.models.external_options:ExternalOptions", "tasks.models.clip.clip:ClipRecipe", OPEN_CLIP
     ),
 }

@@ -356,6 +356,10 @@ class Evaluate(Block):
     """Steps between evaluated checkpoints, a multiple of `train.checkpoint_every`; the last checkpoint is
     always evaluated."""
     tasks: Annotated[list[Task], Field(min_length=1)]
+    start: bool | None = None
+    """Whether the weights that a training starts from are evaluated before its first step, as a checkpoint of
+    step 0. Unless given, they are where `train.model.pretrained` names weights of the whole model: the later
+    scores then show what was gained, and the finding `finetune.forgot` what was lost."""
     best: (
         Annotated[BestMetric, BeforeValidator(_metric_alone, json_schema_input_type=str | BestMetric)] | None
     ) = None
