@@ -34,6 +34,12 @@ def test_the_library_imports_without_prefect_and_wandb() -> None:
     assert "prefect" not in imported(statement, blocked=("prefect", "wandb"))
 
 
+def test_adapters_bring_no_tracker_into_a_training() -> None:
+    """Which peft would import, wherever it is installed."""
+    found = imported("from tasks.models import adapters\nadapters._peft()")
+    assert "peft" in found and "wandb" not in found
+
+
 def test_verify_needs_no_torch() -> None:
     blocked = ("torch", "prefect", "wandb", "sklearn", "matplotlib")
     assert "numpy" in imported(

@@ -101,6 +101,13 @@ def lock(recipe: Recipe, model: nn.Module, train: Train) -> list[nn.Module]:
     for name, parameter in model.named_parameters():
         is_locked = recipe.part_of(name) in train.frozen or name in below
         parameter.requires_grad_(parameter.requires_grad and not is_locked)
+    trained = {recipe.part_of(name) for name, one in model.named_parameters() if one.requires_grad}
+    for part in train.unlocked:
+        if part not in trained:
+            raise UsageError(
+                f"train.unlocked.{part}: {train.unlocked[part]} leaves nothing to train, as the adapters of "
+                "train.lora lie in the blocks; unlock one group more"
+            )
     locked = []
     for name, module in model.named_modules():
         held = [f"{name}.{one}" for one, _ in module.named_parameters()]

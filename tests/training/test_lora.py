@@ -93,6 +93,16 @@ def test_targets_and_frozen_parts_are_left_out() -> None:
         taken("clip", 0, freeze=["vision", "text"])
 
 
+def test_adapters_of_unlocked_blocks_alone_are_trained() -> None:
+    step = taken("clip", unlocked={"vision": 2})
+    moved = {key for key, value in step.task.model.state_dict().items() if "lora_B" in key and value.any()}
+    assert {key.split(".")[3] for key in moved if key.startswith("visual")} == {"2"}, "the last of three"
+    with pytest.raises(
+        UsageError, match=r"train\.unlocked\.vision: 1 leaves nothing to train.*unlock one group more"
+    ):
+        taken("clip", 0, unlocked={"vision": 1})
+
+
 @pytest.mark.parametrize("key", [{"ema": 0.9}, {"compile": True}])
 def test_what_does_not_go_with_adapters_is_refused(key: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="does not go with lora; take one of them out"):
