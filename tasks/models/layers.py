@@ -41,7 +41,7 @@ def blocks_of(model: nn.Module) -> Iterator[nn.Module]:
         listed = list(part.children()) if isinstance(part, nn.ModuleList | nn.Sequential) else []
         is_list = isinstance(part, nn.ModuleList) or len(listed) > 1
         if is_list and len({type(one) for one in listed}) == 1 and _computes(listed[0]):
-            yield from (one for one in listed if not _has_batch_norm(one))
+            yield from (one for one in listed if not has_batch_norm(one))
         else:
             yield from blocks_of(part)
 
@@ -117,6 +117,10 @@ def lock(recipe: Recipe, model: nn.Module, train: Train) -> list[nn.Module]:
     return locked
 
 
+def has_batch_norm(model: nn.Module) -> bool:
+    return any(isinstance(part, _BatchNorm) for part in model.modules())
+
+
 def _below(recipe: Recipe, model: nn.Module, unlocked: Mapping[str, int]) -> set[str]:
     """The names of the parameters below the uppermost groups that are unlocked."""
     if not unlocked:
@@ -138,7 +142,3 @@ def _below(recipe: Recipe, model: nn.Module, unlocked: Mapping[str, int]) -> set
 def _computes(part: nn.Module) -> bool:
     """Whether it is a module of several with a computation of its own, and neither a list nor a leaf."""
     return type(part) is not nn.ModuleList and any(True for _ in part.children())
-
-
-def _has_batch_norm(block: nn.Module) -> bool:
-    return any(isinstance(part, _BatchNorm) for part in block.modules())

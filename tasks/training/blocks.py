@@ -7,6 +7,7 @@ batch norm is left alone, because it would count each batch twice when it is com
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 from functools import partial
@@ -18,9 +19,9 @@ from torch.utils.checkpoint import checkpoint
 
 from tasks.core.errors import UsageError
 from tasks.core.schema import Train
-from tasks.models.layers import blocks_of
+from tasks.models.layers import blocks_of, has_batch_norm
 
-__all__ = ["blocks_of", "prepare_blocks"]
+__all__ = ["blocks_of", "prepare_blocks", "synchronise_batch_norms"]
 
 
 def prepare_blocks(model: nn.Module, train: Train) -> None:
@@ -46,6 +47,24 @@ def prepare_blocks(model: nn.Module, train: Train) -> None:
         if train.checkpointing:
             compute = partial(checkpoint, compute, use_reentrant=False)
         block.forward = compute
+
+
+def synchronise_batch_norms(model: nn.Module, ranks: int, device: torch.device) -> None:
+    """Have the batch norms of the model take their statistics from all ranks.
+
+    UsageError for a model without them, and for several ranks on the CPU, where torch has no such layer.
+    """
+    key = "train.sync_batch_norm"
+    if not has_batch_norm(model):
+        raise UsageError(f"{key}: has no effect on this model, which has no batch norm; take it out")
+    if ranks == 1:
+        return
+    if device.type != "cuda":
+        raise UsageError(
+            f"{key}: torch exchanges statistics between GPUs only; take it out, or train on one rank"
+        )
+    layers: Any = importlib.import_module("timm.layers")  # late, as most models have none
+    layers.convert_sync_batchnorm(model)  # torch's own drops the activations that timm's layers hold
 
 
 def _require_compiler() -> None:

@@ -28,7 +28,7 @@ from tasks.loader import worker_state
 from tasks.loader.bad import Budget, PassedOver, most_replaced
 from tasks.loader.batches import TRAIN
 from tasks.loader.collate import Batch
-from tasks.loader.feed import Data, Feed
+from tasks.loader.feed import Data, Feed, FeedState
 from tasks.loader.settings import LoaderSettings
 from tasks.loader.workers import Batches
 from tasks.models import recipes
@@ -43,6 +43,7 @@ from tasks.training.meter import Meter, check_losses, check_weights
 from tasks.training.ranks import ALONE, RankRequest, Ranks
 from tasks.training.resume import Start, generators_of, is_due, take_up
 from tasks.training.sanity.sanity import Sanity
+from tasks.training.step import Step
 from tasks.training.validation import Validation
 
 logger = logging.getLogger(__name__)
@@ -116,9 +117,7 @@ def train(
                 sanity.checkpoint(step)
                 phases.set("checkpoint", step, batches.worker_pids)
                 metrics.settle()
-                place = feed.state(step, start.place).to_json()
-                state = {**take_step.state(), "feed": place, **generators_of(ranks)}
-                saver.save(step, take_step.model, state, take_step.parts())
+                _save(saver, step, take_step, feed.state(step, start.place), ranks)
                 logger.info("step %d: loss %.4f", step, values.get("train/loss", math.nan))
                 saved = step
                 sanity.validated(step, validation.measure(step, take_step, batches.worker_pids))
@@ -137,12 +136,13 @@ def _saved_start(
     if not start.is_new or 0 not in config.evaluated_steps:
         return False
     phases.set("checkpoint", 0)
-    generators = generators_of(ranks)
-    with ranks.agreeing():
-        if ranks.is_first:
-            state = {**start.take_step.state(), "feed": start.place.to_json(), **generators}
-            saver.save(0, start.take_step.model, state)
+    _save(saver, 0, start.take_step, start.place, ranks)
     return True
+
+
+def _save(saver: CheckpointSaver, step: int, take_step: Step, place: FeedState, ranks: Ranks) -> None:
+    state = {**take_step.state(), "feed": place.to_json(), **generators_of(ranks)}
+    saver.save(step, take_step.model, state, take_step.parts())
 
 
 def options_of(run: RunFolder, config: Config) -> Train:

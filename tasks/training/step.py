@@ -28,7 +28,7 @@ from tasks.models.layers import lock, rate_shares
 from tasks.models.recipes import Recipe
 from tasks.models.task import Contrastive, Features, Loss, Task
 from tasks.training import sharded_weights as shards
-from tasks.training.blocks import prepare_blocks
+from tasks.training.blocks import prepare_blocks, synchronise_batch_norms
 from tasks.training.devices import Device, random_state, set_random_state
 from tasks.training.meter import check_scale
 from tasks.training.ranks import ALONE, Ranks, Spread
@@ -100,6 +100,8 @@ class Step:
         self._options, self._device, self._ranks = options, device, ranks
         is_judged_apart = options.ema is not None or options.lora is not None
         judged = recipe.task(copy.deepcopy(model)) if is_judged_apart else None
+        if options.sync_batch_norm:
+            synchronise_batch_norms(model, ranks.count, device.torch)
         if options.lora is not None:
             adapters.add(recipe, model, options)
         self._locked = lock(recipe, model, options)

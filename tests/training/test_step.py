@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from timm.layers import BatchNormAct2d, SyncBatchNormAct
 
 from tasks.core.errors import DataError, UsageError
 from tasks.models.clip.clip import ClipTask
 from tasks.models.task import Loss, Task
 from tasks.training import devices
+from tasks.training.blocks import synchronise_batch_norms
+from tasks.training.ranks import Ranks
 from tasks.training.step import Step
 from tests.training.helpers import make_run, model_bytes, rows, train_here
 from tests.training.towers import SAMPLES, Meeting, Sum, Towers, batch, step_of, without_dropout
@@ -227,6 +230,36 @@ def test_everything_at_once_resumes_to_the_bit(digits_dataset: Path, tmp_path: P
 def test_keys_without_effect_are_refused(keys: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         step_of(Meeting, **keys)
+
+
+class Normed(Towers):
+    """With batch norms of torch and of timm, whose own holds an activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        inner = torch.nn.Sequential(torch.nn.BatchNorm1d(5), torch.nn.Dropout(0.0))
+        self.visual = torch.nn.Sequential(torch.nn.Linear(6, 5), inner, torch.nn.Linear(5, 4)).double()
+        self.unused = BatchNormAct2d(3)
+
+
+def test_batch_norms_are_of_all_ranks_where_that_can_be() -> None:
+    model = Normed()
+    alone = step_of(Meeting, model, sync_batch_norm=True)
+    assert type(alone.task.model.visual[1][0]) is torch.nn.BatchNorm1d, "one rank has all of the batch"
+    with pytest.raises(UsageError, match=r"train\.sync_batch_norm: has no effect on this model"):
+        step_of(Meeting, sync_batch_norm=True)
+    with pytest.raises(
+        UsageError, match=r"train\.sync_batch_norm: torch exchanges statistics between GPUs only"
+    ):
+        step_of(Meeting, model, Ranks(0, 2), sync_batch_norm=True)
+    before = model.state_dict()
+    synchronise_batch_norms(model, 2, torch.device("cuda"))
+    kinds = {type(part) for part in model.modules() if isinstance(part, torch.nn.SyncBatchNorm)}
+    assert kinds == {torch.nn.SyncBatchNorm, SyncBatchNormAct}
+    assert isinstance(model.unused.act, torch.nn.ReLU)
+    assert {name: value.data_ptr() for name, value in model.state_dict().items()} == {
+        name: value.data_ptr() for name, value in before.items()
+    }
 
 
 def test_autocast_is_what_the_precision_says() -> None:

@@ -190,6 +190,10 @@ class Train(Block):
     checkpointing: bool = False
     """Whether the blocks of the model's transformers compute their activations again in the backward pass
     instead of keeping them: less memory for a third more time. The weights are the same."""
+    sync_batch_norm: bool = False
+    """Whether batch norms take their statistics from the batches of all ranks, on GPUs; open_clip's
+    `--use-bn-sync`. Else each rank's are its own, and a model with batch norm trains differently on another
+    number of ranks."""
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     checkpoint_every: Annotated[int, Field(ge=1)]
     keep: Keep | None = None
