@@ -21,6 +21,7 @@ from tasks.models import recipes
 from tasks.models.clip.clip import ClipRecipe, ClipTask
 from tasks.models.clip.clip_options import ClipOptions
 from tasks.models.clip.openclip import open_clip
+from tasks.models.clip.pictures import normalised
 from tasks.training.ranks import Ranks, Spread
 from tests.models.examples import picture, train_block
 
@@ -148,6 +149,40 @@ def test_pictures_are_augmented_as_by_open_clip() -> None:
         for step in steps:
             expected = step(expected)
         assert mine.byte().numpy().tobytes() == expected.tobytes()
+
+
+def test_timm_augments_and_erases_as_in_open_clip() -> None:
+    augment = {
+        "use_timm": True,
+        "scale": [0.4, 1.0],
+        "color_jitter": [0.4, 0.4, 0.4, 0.1],
+        "re_prob": 0.8,
+        "re_count": 3,
+    }
+    theirs = open_clip.image_transform(16, True, aug_cfg=augment)
+    recipe = recipe_of(augment=augment)
+    mine = crops(recipe, 8)
+    for seed, one in enumerate(mine):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        assert torch.equal(one, theirs(Image.open(io.BytesIO(colours())).convert("RGB")))
+    assert mine.abs().max() > 2.7, "noise is brighter than any picture"
+    assert torch.equal(normalised(mine, recipe.preprocessing), mine)
+    plain = [crops(one, 1, is_train=False) for one in (recipe, recipe_of())]
+    assert torch.equal(*plain), "pictures that are judged are left alone"
+
+
+@pytest.mark.parametrize(
+    ("augment", "says"),
+    [
+        ({"re_prob": 0.5}, "re_prob only has an effect with use_timm"),
+        ({"use_timm": True, "gray_scale_prob": 0.5}, "gray_scale_prob only has an effect without use_timm"),
+        ({"use_timm": True, "re_count": 2}, "use_timm only has an effect with re_prob"),
+    ],
+)
+def test_augmentations_without_effect_are_refused(augment: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        recipe_of(augment=augment)
 
 
 def test_a_text_tower_of_transformers_is_built_from_its_folder_and_trained(tmp_path: Path) -> None:

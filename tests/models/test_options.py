@@ -68,6 +68,15 @@ AUGMENT: dict[str, Row] = {
         {**DIGITS, "augment": {"color_jitter": [0.9, 0, 0, 0], "color_jitter_prob": 0.01}},
         {"augment": {"color_jitter": [0.9, 0, 0, 0], "color_jitter_prob": 1}},
     ),
+    "augment.use_timm": Row(DIGITS, {"augment": {"use_timm": True, "re_prob": 1}}),
+    "augment.re_prob": Row(
+        {**DIGITS, "augment": {"use_timm": True, "re_prob": 0.01}},
+        {"augment": {"use_timm": True, "re_prob": 1}},
+    ),
+    "augment.re_count": Row(
+        {**DIGITS, "augment": {"use_timm": True, "re_prob": 1}},
+        {"augment": {"use_timm": True, "re_prob": 1, "re_count": 3}},
+    ),
     "augment.gray_scale_prob": Row(DIGITS, {"augment": {"gray_scale_prob": 1}}),
 }
 CLIP: dict[str, Row] = {

@@ -32,7 +32,7 @@ from tasks.loader.decoders import decode_text, image_of
 from tasks.loader.workers import Transform
 from tasks.models.clip.clip_options import DIGITS_FILE, SIGMOID, ClipOptions, weights_need
 from tasks.models.clip.openclip import open_clip
-from tasks.models.clip.pictures import Crop, RandomCrop, normalised
+from tasks.models.clip.pictures import Crop, RandomCrop, TimmCrop, normalised
 from tasks.models.needs import PathNeed
 from tasks.models.task import ALL, Contrastive, Embedder, Features, Loss, both_ways
 
@@ -103,8 +103,9 @@ class ClipRecipe:
         return ClipTask(model, self.tokenize, self.preprocessing, is_sigmoid=self.options.is_sigmoid)
 
     def transform(self, is_train: bool) -> Transform:
-        settings = self.preprocessing
-        training = RandomCrop(settings, self.options.augment) if is_train else None
+        settings, augment = self.preprocessing, self.options.augment
+        cut = TimmCrop if augment.use_timm else RandomCrop
+        training = cut(settings, augment) if is_train else None
         return ClipTransform(self.tokenize, Crop(settings), training)
 
     @cached_property
@@ -228,13 +229,14 @@ def sigmoid_loss(images: Tensor, texts: Tensor, scale: Tensor, bias: Tensor, own
 
 
 class ClipTransform:
-    """Maps members to `image` [height, width, 3] uint8 and `text` [context length] int64.
+    """Maps members to `image` [height, width, 3] uint8 and `text` [context length] int64; for training with
+    timm's augmentation to `image` [3, height, width] float32.
 
     For training the image is cropped at random as open_clip's trainer does, by generators seeded per sample,
     so that the crop depends neither on the worker nor on its earlier samples.
     """
 
-    def __init__(self, tokenize: Tokenize, crop: Crop, training: RandomCrop | None = None) -> None:
+    def __init__(self, tokenize: Tokenize, crop: Crop, training: RandomCrop | TimmCrop | None = None) -> None:
         self._crop = crop
         self._training = training
         self._tokenize = tokenize

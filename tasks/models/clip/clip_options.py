@@ -39,11 +39,7 @@ Span = tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]]
 
 
 class Augment(Block):
-    """The augmentation of pictures in training: open_clip's AugmentationCfg.
-
-    `use_timm` is not offered, nor are the keys that need it (`re_prob`, `re_count`): timm erases parts of the
-    normalised picture, and here pictures travel as bytes and are normalised on the model's device.
-    """
+    """The augmentation of pictures in training: open_clip's AugmentationCfg."""
 
     scale: Span = (0.9, 1.0)
     """The smallest and the largest share of the picture's area that a crop keeps."""
@@ -52,13 +48,31 @@ class Augment(Block):
     color_jitter: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] | None = None
     """How much brightness, contrast, saturation and hue may change."""
     color_jitter_prob: Share = 0.0
-    """The probability of that change."""
+    """The probability of that change; with `use_timm` each picture is changed."""
     gray_scale_prob: Share = 0.0
-    """The probability that a picture loses its colours."""
+    """The probability that a picture loses its colours; not with `use_timm`."""
+    use_timm: bool = False
+    """Whether timm's transform is used, which can erase parts of a picture. Such pictures come to the device
+    as normalised floats, four times the bytes."""
+    re_prob: Share = 0.0
+    """With `use_timm`: the probability that parts of a picture are erased, that is, filled with noise."""
+    re_count: Annotated[int, Field(ge=1)] = 1
+    """With `use_timm`: the largest number of parts that are erased."""
+
+    @model_validator(mode="after")
+    def _is_of_one_transform(self) -> Self:
+        others = ("color_jitter_prob", "gray_scale_prob") if self.use_timm else ("re_prob", "re_count")
+        for name in others:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                how = "without" if self.use_timm else "with"
+                raise ValueError(f"{name} only has an effect {how} use_timm")
+        if self.use_timm and not self.re_prob:
+            raise ValueError("use_timm only has an effect with re_prob; its crops are the usual ones")
+        return self
 
     @model_validator(mode="after")
     def _has_effect(self) -> Self:
-        if (self.color_jitter is None) != (self.color_jitter_prob == 0):
+        if not self.use_timm and (self.color_jitter is None) != (self.color_jitter_prob == 0):
             raise ValueError("color_jitter and color_jitter_prob only have an effect together")
         for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
             if low > high:

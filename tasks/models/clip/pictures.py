@@ -96,9 +96,24 @@ class RandomCrop:
         return resized[0].permute(1, 2, 0).contiguous()
 
 
+class TimmCrop:
+    """Maps a sample's picture to [3, height, width] float32, changed at random by timm and normalised, for
+    training. It draws from the same generators."""
+
+    def __init__(self, settings: open_clip.transform.PreprocessCfg, augment: Augment) -> None:
+        given = augment.model_dump(exclude={"color_jitter_prob", "gray_scale_prob"})
+        self._steps = open_clip.transform.image_transform_v2(settings, is_train=True, aug_cfg=given)
+
+    def __call__(self, members: Mapping[str, bytes]) -> Tensor:
+        pixels: Tensor = self._steps(image_of(members))
+        return pixels
+
+
 def normalised(crops: Tensor, settings: open_clip.transform.PreprocessCfg) -> Tensor:
     """Map [samples, height, width, 3] uint8 to [samples, 3, height, width] float32, normalised by the mean
-    and deviation of `settings`."""
+    and deviation of `settings`; crops that are floats are normalised already."""
+    if crops.is_floating_point():
+        return crops
     pixels = crops.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format).div_(255)
     return pixels.sub_(_channels(settings.mean, crops.device)).div_(_channels(settings.std, crops.device))
 
