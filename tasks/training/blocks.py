@@ -21,8 +21,6 @@ from tasks.core.errors import UsageError
 from tasks.core.schema import Train
 from tasks.models.layers import blocks_of, has_batch_norm
 
-__all__ = ["blocks_of", "prepare_blocks", "synchronise_batch_norms"]
-
 
 def prepare_blocks(model: nn.Module, train: Train) -> None:
     """Compile the blocks of the model (`train.compile`), and have them compute their activations again in the

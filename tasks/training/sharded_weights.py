@@ -26,8 +26,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.utils import get_total_norm
 
-from tasks.models.recipes import Recipe
 from tasks.models.layers import blocks_of
+from tasks.models.recipes import Recipe
 from tasks.training.ranks import Ranks, Spread
 
 NotSaved = CheckpointException

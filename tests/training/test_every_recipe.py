@@ -27,7 +27,18 @@ from tests.conftest import ROOT
 from tests.models import lengths
 from tests.models.examples import TRAINED, batch_of, train_block
 from tests.training.helpers import is_beyond_checkpoint, model_bytes, set_workers, start_rank, wait_for
-from tests.training.recipe_steps import BLOCKS, CASES, MORE, STEPS, TOGETHER, case, main, step_of, take_steps
+from tests.training.recipe_steps import (
+    BLOCKS,
+    CONTRACT,
+    DAILY,
+    MORE,
+    STEPS,
+    TOGETHER,
+    Case,
+    main,
+    step_of,
+    take_steps,
+)
 
 NOISE = {"fp32": 3e-5, "bf16": 0.05}
 """How far the loss of a step may be off, as a share, where sums were rounded differently."""
@@ -40,8 +51,6 @@ CONFIGS: dict[str, tuple[str, str]] = {
 }
 """By recipe: the example that it trains on, and the config."""
 SHORT = ("train.steps=40", "train.checkpoint_every=10", "evaluate=null", "track.mode=disabled")
-DAILY = (("fp32", 1), ("bf16", None))
-"""Of the cases those in which each precision and each size of a pass stands once."""
 EVERY = pytest.mark.parametrize("name", [*TRAINED, lengths.NAME])
 
 
@@ -51,38 +60,66 @@ def with_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(RECIPES, lengths.NAME, Row(*lengths.ROW))
 
 
-@pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two ranks saw, by case."""
-    folder = tmp_path_factory.mktemp("ranks")
+def seen_by(count: int, cases: list[Case], folder: Path) -> list[dict[str, Any]]:
+    """What each of so many ranks saw, by case."""
     context = multiprocessing.get_context("forkserver")  # which has imported torch already
-    ranks = [context.Process(target=main, args=(folder, rank, 2)) for rank in (0, 1)]
+    ranks = [context.Process(target=main, args=(folder, rank, count, cases)) for rank in range(count)]
     for rank in ranks:
         rank.start()
     for rank in ranks:
         rank.join(PATIENCE_S)
         rank.kill()
-    assert [rank.exitcode for rank in ranks] == [0, 0]
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
+    assert [rank.exitcode for rank in ranks] == [0] * count
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(count)]
 
 
-@EVERY
-@pytest.mark.parametrize(
-    ("precision", "micro_batch"),
-    [pytest.param(*one, marks=[] if one in DAILY else pytest.mark.proof) for one in CASES],
-)
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return seen_by(2, DAILY, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.fixture(scope="module", params=[1, 2, 4])
+def some_ranks(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
+    count: int = request.param
+    cases = [case for case in CONTRACT if count > 1 or not case.shard]
+    return seen_by(count, cases, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("case", DAILY, ids=str)
 def test_loss_falls_and_is_the_same_on_two_ranks_and_in_parts(
-    name: str, precision: str, micro_batch: int | None, two_ranks: list[dict[str, Any]]
+    case: Case, two_ranks: list[dict[str, Any]]
 ) -> None:
-    alone = take_steps(name, precision, None).losses
+    alone = take_steps(case.name, case.precision, None).losses
     assert alone[-1] < 0.9 * alone[0]
-    first, second = (seen[case(name, precision, micro_batch)] for seen in two_ranks)
+    first, second = (seen[str(case)] for seen in two_ranks)
     assert first["losses"] == pytest.approx(second["losses"]), "all ranks know the loss of all"
     for key, value in first["weights"].items():
         assert torch.equal(value, second["weights"][key]), f"{key} is another one on each rank"
-    parts = take_steps(name, precision, micro_batch, steps=TOGETHER).losses
+    parts = take_steps(case.name, case.precision, case.micro_batch, steps=TOGETHER).losses
     for losses in (first["losses"], parts):
-        assert losses == pytest.approx(alone[:TOGETHER], rel=NOISE[precision])
+        assert losses == pytest.approx(alone[:TOGETHER], rel=NOISE[case.precision])
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("case", CONTRACT, ids=str)
+def test_any_number_of_ranks_trains_as_one_and_goes_on_in_the_same_bits(
+    case: Case, some_ranks: list[dict[str, Any]]
+) -> None:
+    if str(case) not in some_ranks[0]:
+        pytest.skip("one rank has no shards")
+    alone = take_steps(case.name, "fp32", None, steps=TOGETHER, **case.keys("lora")).losses
+    for seen in some_ranks:
+        found = seen[str(case)]
+        assert found["whole"]["losses"] == pytest.approx(alone, rel=NOISE[case.precision])
+        assert (found["whole"]["start"], found["resumed"]["start"]) == (0, 1)
+        assert found["resumed"]["losses"] == found["whole"]["losses"][1:]
+    first = some_ranks[0][str(case)]
+    plain = recipes.load_recipe(train_block(case.name)).build_model().state_dict()
+    assert list(first["whole"]["weights"]) == list(plain), "weights are exported under the model's names"
+    for key, value in first["whole"]["weights"].items():
+        assert torch.equal(value, first["resumed"]["weights"][key]), key
 
 
 @EVERY
@@ -147,17 +184,6 @@ def test_compiled_blocks_train_alike_and_a_resume_ends_in_the_same_bits(name: st
         for key, value in one.weights.items():
             assert torch.equal(value, other.weights[key]), key
             assert key in plain.weights, "weights are exported under the same names"
-
-
-@pytest.mark.proof
-@pytest.mark.parametrize("key", [*MORE, "shard"])
-@pytest.mark.parametrize("name", BLOCKS)
-def test_blocks_on_two_ranks_train_as_on_one(name: str, key: str, two_ranks: list[dict[str, Any]]) -> None:
-    keys = {"lora": MORE["lora"]} if key == "lora" else {}
-    alone = take_steps(name, "fp32", None, steps=TOGETHER, **keys).losses
-    first, second = (seen[f"{name} {key}"] for seen in two_ranks)
-    assert first["losses"] == pytest.approx(second["losses"])
-    assert first["losses"] == pytest.approx(alone, rel=NOISE["fp32"])
 
 
 def test_a_model_without_a_transformer_refuses_what_acts_on_one() -> None:

@@ -55,9 +55,9 @@ def test_merged_weights_compute_the_same(name: str) -> None:
     step = taken(name)
     batch = batch_of(recipes.load_recipe(train_block(name)), name)
     trained = step.loss_of(batch)
-    with step.judging() as task:
-        loss = task(batch)
-        assert not any("lora" in key for key in task.model.state_dict())
+    with step.judging() as judge:
+        loss = judge(batch)
+        assert not any("lora" in key for key in step.model.state_dict())
     assert float(loss.sum / loss.weight) == pytest.approx(trained, rel=1e-5)
 
 

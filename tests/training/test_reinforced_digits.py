@@ -38,8 +38,8 @@ def accuracy(version: Path, changes: tuple[str, ...]) -> float:
             step(number, next(batches))
     found: list[bool] = []
     labelled = Extracting(recipe.transform(is_train=False), ClassReader("label"))
-    with step.judging() as task, feed.split("val", labelled) as batches:
-        embedder: Any = task
+    with step.judging(), feed.split("val", labelled) as batches:
+        embedder: Any = step.model
         prompts = embedder.embed_texts([one.replace("{}", name) for name in DIGITS for one in TEMPLATES])
         classes = class_embeddings(prompts.numpy(), len(DIGITS))
         for batch in batches:

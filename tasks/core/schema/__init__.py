@@ -97,8 +97,8 @@ class Config(Block):
                     "evaluate.start: a command saves no checkpoint before its first step; take it out"
                 )
             self.train.require_even(self.engine.train.processes)
-            if self.engine.train.shard and self.train.precision == "fp16":
-                raise ValueError("engine.train.shard: goes with train.precision bf16 or fp32, not with fp16")
+            if self.engine.train.shard:
+                self._require_shardable(self.train)
             self._require_mixable(self.train)
             self._require_packable(self.train)
         if self.schedule is not None and self.schedule.then == "train" and self.train is None:
@@ -124,6 +124,17 @@ class Config(Block):
         if start is None:
             start = self.train.recipe != EXTERNAL and self.train.model.get("pretrained") is not None
         return [*([0] if start else []), *self.evaluate.steps(self.train.steps)]
+
+    def _require_shardable(self, train: Train) -> None:
+        key = "engine.train.shard"
+        if train.recipe == EXTERNAL:
+            raise ValueError(f"{key}: has no effect on another trainer's weights; take it out")
+        if train.precision == "fp16":
+            raise ValueError(f"{key}: goes with train.precision bf16 or fp32, not with fp16")
+        if train.lora is not None:
+            raise ValueError(
+                f"{key}: does not go with train.lora, whose weights are few; take one of them out"
+            )
 
     def _require_packable(self, train: Train) -> None:
         if train.pack is not None and self.loader.reader == "streaming":
