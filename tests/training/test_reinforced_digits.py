@@ -39,7 +39,7 @@ def accuracy(version: Path, changes: tuple[str, ...]) -> float:
     found: list[bool] = []
     labelled = Extracting(recipe.transform(is_train=False), ClassReader("label"))
     with step.judging(), feed.split("val", labelled) as batches:
-        embedder: Any = step.model
+        embedder: Any = recipe.task(step.model)
         prompts = embedder.embed_texts([one.replace("{}", name) for name in DIGITS for one in TEMPLATES])
         classes = class_embeddings(prompts.numpy(), len(DIGITS))
         for batch in batches:
