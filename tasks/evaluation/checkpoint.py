@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from safetensors.torch import load_model
 from torch import nn
 
@@ -18,7 +17,15 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.schema import Config
 from tasks.dataset.tar.format import Sample
 from tasks.dataset.versions import read_manifest
-from tasks.evaluation.contract import Answered, BatchLoss, CheckpointLocation, Embedded, Embeddings, Members
+from tasks.evaluation.contract import (
+    Answered,
+    BatchLoss,
+    ChatRequest,
+    CheckpointLocation,
+    Embedded,
+    Embeddings,
+    Members,
+)
 from tasks.loader.bad import BadSampleError
 from tasks.loader.batches import open_split
 from tasks.loader.feed import Data, Feed
@@ -150,12 +157,11 @@ class LoadedCheckpoint:
                 if self.feed.loader.on_bad == "raise":
                     raise
 
-    def reply(
-        self, messages: Sequence[tuple[str, str]], pictures: Sequence[Image.Image], most_tokens: int
-    ) -> str:
+    def replies(self, requests: Sequence[ChatRequest], most_tokens: int) -> Sequence[str]:
+        questions = [self.task.ask(*request) for request in requests]
         with self._computing():
-            (answer,) = self.task.answer([self.task.ask(messages, pictures)], most_tokens)
-        return str(answer)
+            answers: list[str] = self.task.answer(questions, most_tokens)
+        return answers
 
     def tokens(self, texts: Sequence[str]) -> Sequence[bytes]:
         return [row.tobytes() for row in self.task.tokenize(texts).numpy()]

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +73,14 @@ class Answered:
     answer: str
 
 
+class ChatRequest(NamedTuple):
+    """A conversation of (role, text) that the model is to continue, in which `<image>` marks the places of
+    the pictures. Where the last message is the assistant's, the model continues that message."""
+
+    messages: Sequence[tuple[str, str]]
+    pictures: Sequence[Image.Image]
+
+
 @dataclass(frozen=True)
 class EvaluationOutcome:
     """The output of an evaluator; see EvaluationResult for the fields."""
@@ -122,10 +130,8 @@ class Subject(Protocol):
         """Answer each question of the first `samples` of the split, in storage order and in `most_tokens`
         tokens at most."""
 
-    def reply(
-        self, messages: Sequence[tuple[str, str]], pictures: Sequence[Image.Image], most_tokens: int
-    ) -> str:
-        """Continue a conversation of (role, text), in which `<image>` marks the places of the pictures."""
+    def replies(self, requests: Sequence[ChatRequest], most_tokens: int) -> Sequence[str]:
+        """Continue each conversation, all in one pass and in `most_tokens` tokens at most."""
 
     def tokens(self, texts: Sequence[str]) -> Sequence[bytes]:
         """Return the tokens of each text; texts with equal tokens are the same to the model."""

@@ -3,6 +3,7 @@
 This way lmms-eval can have its own environment with its own versions, and needs no knowledge of the model: it
 queries it like any server with OpenAI's interface. Each benchmark is a process of its own, because lmms-eval
 writes results only at the end; finished benchmarks are kept, so that another try goes on with the next.
+lmms-eval sends many requests at once, and the server joins them to passes of `batch_size`.
 lmms-eval's retries turn failed requests into wrong answers; here a failed request fails the evaluation.
 """
 
@@ -12,21 +13,25 @@ import base64
 import binascii
 import json
 import math
+import queue
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from PIL import Image
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tasks.core.errors import DataError, TarmacError
 from tasks.core.files import digest, read_json, write_json
+from tasks.evaluation.benchmark_prompts import NANOVLM, QuestionFormat
 from tasks.evaluation.command import run_program
-from tasks.evaluation.contract import EvaluationOutcome, Evaluator, Members, Subject
+from tasks.evaluation.contract import ChatRequest, EvaluationOutcome, Evaluator, Members, Subject
 from tasks.loader.decoders import decode_image
 from tasks.models.recipes import Capability
 from tasks.runs.folder import RunFolder
@@ -34,8 +39,11 @@ from tasks.runs.folder import RunFolder
 MARK = "<image>"
 PATIENCE_S = 3600
 """How long lmms-eval waits for one answer; its default of ten seconds is too short for a CPU."""
-Asked = tuple[list[tuple[str, str]], list[Image.Image], int]
-"""Messages as (role, text), their pictures, and the most tokens of the answer."""
+JOIN_S = 0.02
+"""How long a pass that is not full waits for one more request."""
+END_POLL_S = 0.05
+"""How often the server looks whether it is to end."""
+Samples = Annotated[int, Field(ge=1)]
 
 
 class LmmsEval(Evaluator):
@@ -48,12 +56,33 @@ class LmmsEval(Evaluator):
     """lmms-eval's tasks, such as `mmstar`; only those in which the model writes text."""
     python: str = sys.executable
     """The interpreter of the environment in which lmms-eval is installed."""
-    limit: Annotated[int, Field(ge=1)] | None = None
-    """How many samples of each task are used, from its start; all by default."""
+    batch_size: Annotated[int, Field(ge=1)] = 16
+    """How many questions the model answers in one pass."""
+    limit: Samples | dict[str, Samples] | None = None
+    """How many samples are used, from the start: one number for each of `names`, or a number by name. All by
+    default, and of names that are not given."""
+    prompts: Literal["nanovlm", "none"] = "nanovlm"
+    """With `nanovlm`, benchmarks that nanoVLM asks in words of its own are asked in these; with `none`, all
+    are asked in lmms-eval's."""
     most_tokens: Annotated[int, Field(ge=1)] = 1024
     """The longest answer, even where a task allows longer ones."""
     include_path: str | None = None
     """A folder with descriptions of your own tasks."""
+
+    @model_validator(mode="after")
+    def _limits_are_of_names(self) -> Self:
+        unknown = sorted(set(self.limit) - set(self.names)) if isinstance(self.limit, dict) else []
+        if unknown:
+            raise ValueError(f"limit: {unknown[0]} is not among names ({', '.join(self.names)})")
+        return self
+
+    def limit_of(self, name: str) -> int | None:
+        """Return how many samples of one of `names` are used; None for all."""
+        return self.limit.get(name) if isinstance(self.limit, dict) else self.limit
+
+    def format_of(self, name: str) -> QuestionFormat | None:
+        """Return how the questions of one of `names` are changed; None where they are not."""
+        return NANOVLM.get(name) if self.prompts == "nanovlm" else None
 
     def metrics(self, samples: Iterator[Members] | None = None) -> Sequence[str]:
         """Return a prefix per benchmark; only lmms-eval knows the metrics of each."""
@@ -71,30 +100,45 @@ class LmmsEval(Evaluator):
 
         Raises DataError where a task fails or gives none; the next try does not repeat the finished ones.
         """
-        place = subject.place()
-        options = self.model_dump(include={"limit", "most_tokens", "include_path"})  # they change the figures
-        kept = RunFolder(place.run).evaluation(place.step, "any").parent / f"lmms_eval-{digest(options)[:8]}"
         metrics: dict[str, float] = {}
         samples = 0
         for name in self.names:
-            path = kept / name / "figures.json"
+            folder = self._kept(subject, name)
+            path = folder / "figures.json"
             if not path.exists():
-                write_json(path, self._run_task(subject, name, kept / name))
+                write_json(path, self._run_task(subject, name, folder))
             found = read_json(path)
             metrics |= found["metrics"]
             samples += found["samples"]
-        return EvaluationOutcome(metrics, "", samples)
+        changed = ", ".join(name for name in self.names if self.format_of(name) is not None)
+        notes = [f"nanoVLM's prompts: {changed}"] if changed else []
+        return EvaluationOutcome(metrics, "", samples, notes=notes)
+
+    def _kept(self, subject: Subject, name: str) -> Path:
+        """The folder of a benchmark's figures, by the options that change them."""
+        options = self.model_dump(include={"most_tokens", "include_path"}) | {"limit": self.limit_of(name)}
+        if self.format_of(name) is not None:
+            options["prompts"] = self.prompts
+        place = subject.place()
+        of_step = RunFolder(place.run).evaluation(place.step, "any").parent
+        return of_step / f"lmms_eval-{digest(options)[:8]}" / name
+
+    def _serving(self, subject: Subject, name: str) -> AbstractContextManager[ChatServer]:
+        return serving(subject, self.batch_size, self.most_tokens, self.format_of(name))
 
     def _run_task(self, subject: Subject, name: str, folder: Path) -> Mapping[str, Any]:
         """Compute the figures of one task in a process of its own."""
         folder.mkdir(parents=True, exist_ok=True)
         before = set(folder.rglob("*_results.json"))
-        with serving(subject, self.most_tokens) as server:
+        limit = self.limit_of(name)
+        under_way = 2 * self.batch_size  # the requests of one pass come in while the model is at another
+        with self._serving(subject, name) as server:
             settings = {
                 "model_version": "tarmac",
                 "base_url": f"http://127.0.0.1:{server.server_port}/v1",
                 "api_key": "none",
-                "num_concurrent": 1,
+                "num_concurrent": under_way,
+                "adaptive_max_concurrency": under_way,  # the most that lmms-eval sends in any case
                 "max_retries": 1,
                 "timeout": PATIENCE_S,
                 "httpx_trust_env": False,
@@ -102,7 +146,7 @@ class LmmsEval(Evaluator):
             command = [self.python, "-m", "lmms_eval", "--model", "openai", "--tasks", name]
             command += ["--model_args", ",".join(f"{key}={value}" for key, value in settings.items())]
             command += ["--output_path", str(folder), "--batch_size", "1"]
-            command += ["--limit", str(self.limit)] if self.limit is not None else []
+            command += ["--limit", str(limit)] if limit is not None else []
             command += ["--include_path", self.include_path] if self.include_path is not None else []
             run_program(command)
             if server.failures:
@@ -134,23 +178,97 @@ def figures_of(results: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return {"metrics": metrics, "samples": sum(int(one.get("effective", 0)) for one in counted)}
 
 
+@dataclass(frozen=True)
+class WaitingRequest:
+    """A request, and where its answer will be."""
+
+    request: ChatRequest
+    most_tokens: int
+    answer: Future[str] = field(default_factory=Future)
+
+
+class RequestJoiner:
+    """Answers requests that come in at the same time in one pass of the model.
+
+    A request that comes alone waits JOIN_S for others, which is little beside the answer that it gets. Only
+    requests for equally long answers share a pass: a longer one would hold up the others.
+    """
+
+    def __init__(self, subject: Subject, most: int) -> None:
+        """`most` is the number of requests that the model answers in one pass."""
+        self._subject, self._most = subject, most
+        self._came: queue.SimpleQueue[WaitingRequest | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="lmms-eval-model", daemon=True)
+
+    def __enter__(self) -> RequestJoiner:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._came.put(None)
+        self._thread.join()
+
+    def reply(self, request: ChatRequest, most_tokens: int) -> str:
+        """Return the model's answer; raises whatever the pass raised."""
+        waiting = WaitingRequest(request, most_tokens)
+        self._came.put(waiting)
+        return waiting.answer.result()
+
+    def _serve(self) -> None:
+        waiting: list[WaitingRequest] = []
+        while self._takes_more(waiting):
+            most = waiting[0].most_tokens
+            together = [one for one in waiting if one.most_tokens == most]
+            waiting = [one for one in waiting if one.most_tokens != most]
+            self._answer(together, most)
+
+    def _takes_more(self, waiting: list[WaitingRequest]) -> bool:
+        """Fill up `waiting` with what comes in; False at the end."""
+        while len(waiting) < self._most:
+            try:
+                one = self._came.get(timeout=JOIN_S if waiting else None)
+            except queue.Empty:
+                break
+            if one is None:
+                return False
+            waiting.append(one)
+        return True
+
+    def _answer(self, together: Sequence[WaitingRequest], most_tokens: int) -> None:
+        try:
+            replies = self._subject.replies([one.request for one in together], most_tokens)
+        except Exception as error:  # noqa: BLE001 - each waiting request raises it
+            for one in together:
+                one.answer.set_exception(error)
+        else:
+            for one, reply in zip(together, replies, strict=True):
+                one.answer.set_result(reply)
+
+
 class ChatServer(ThreadingHTTPServer):
-    """Answers chat completions with one checkpoint, one after the other, and records failures."""
+    """Answers chat completions with one checkpoint, and records failures."""
 
     daemon_threads = True
+    request_queue_size = 128
+    """As many requests may come at once; the kernel delays further connections by a second."""
 
-    def __init__(self, subject: Subject, most_tokens: int) -> None:
+    def __init__(self, joiner: RequestJoiner, most_tokens: int, asked_as: QuestionFormat | None) -> None:
         super().__init__(("127.0.0.1", 0), ChatHandler)
-        self.subject, self.most_tokens = subject, most_tokens
-        self.turn = threading.Lock()
+        self.joiner, self.most_tokens, self.asked_as = joiner, most_tokens, asked_as
         self.failures: list[str] = []
 
 
 @contextmanager
-def serving(subject: Subject, most_tokens: int) -> Iterator[ChatServer]:
-    """Run a server on this machine's loopback interface within the context."""
-    with ChatServer(subject, most_tokens) as server:
-        thread = threading.Thread(target=server.serve_forever, name="lmms-eval-server", daemon=True)
+def serving(
+    subject: Subject, batch_size: int, most_tokens: int, asked_as: QuestionFormat | None = None
+) -> Iterator[ChatServer]:
+    """Run a server on this machine's loopback interface within the context, which changes questions as
+    `asked_as` tells."""
+    with RequestJoiner(subject, batch_size) as joiner, ChatServer(joiner, most_tokens, asked_as) as server:
+        arguments = {"poll_interval": END_POLL_S}
+        thread = threading.Thread(
+            target=server.serve_forever, kwargs=arguments, name="lmms-eval-server", daemon=True
+        )
         thread.start()
         try:
             yield server
@@ -167,9 +285,10 @@ class ChatHandler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
         try:
-            messages, pictures, most = asked_by(json.loads(body))
-            with self.server.turn:
-                reply = self.server.subject.reply(messages, pictures, min(most, self.server.most_tokens))
+            request, most = asked_by(json.loads(body))
+            if self.server.asked_as is not None:
+                request = request._replace(messages=self.server.asked_as.applied(request.messages, MARK))
+            reply = self.server.joiner.reply(request, min(most, self.server.most_tokens))
         except (TarmacError, KeyError, TypeError, ValueError, RuntimeError) as error:
             self.server.failures.append(f"{type(error).__name__}: {error}")
             self._send(400, {"error": {"message": str(error), "type": type(error).__name__}})
@@ -191,9 +310,9 @@ class ChatHandler(BaseHTTPRequestHandler):
         """Log nothing, because there is one request per sample."""
 
 
-def asked_by(request: Mapping[str, Any]) -> Asked:
-    """Parse the request of a chat completion; ValueError or DataError for pictures that it does
-    not contain."""
+def asked_by(request: Mapping[str, Any]) -> tuple[ChatRequest, int]:
+    """Parse the request of a chat completion, and the most tokens of its answer; ValueError or DataError for
+    pictures that it does not contain."""
     messages, pictures = [], []
     for message in request["messages"]:
         content = message["content"]
@@ -209,7 +328,8 @@ def asked_by(request: Mapping[str, Any]) -> Asked:
             else:
                 raise ValueError(f"a part of type {part['type']} is neither text nor picture")
         messages.append((str(message["role"]), text))
-    return messages, pictures, int(request.get("max_tokens") or request.get("max_completion_tokens") or 64)
+    most = int(request.get("max_tokens") or request.get("max_completion_tokens") or 64)
+    return ChatRequest(messages, pictures), most
 
 
 def _picture(url: str) -> Image.Image:

@@ -18,8 +18,9 @@ from tasks.core.files import write_atomic
 from tasks.runs.folder import RunFolder
 
 VERSION = "1"
-"""The version of all evaluators; it rises when one of them would give other numbers for the same
-checkpoint."""
+"""The version of all evaluators; it rises when they would give other numbers for the same checkpoint."""
+VERSIONS = {"lmms_eval": "2"}
+"""The versions of kinds of evaluation that have changed alone."""
 
 SELF_NAMED = "lmms_eval"
 """The task whose metrics start with the name of their benchmark, such as `mmstar_average`."""
@@ -90,6 +91,11 @@ def full_name(task: str, metric: str) -> str:
     metric alone where it names its benchmark. A task with a name of its own always has it in front, so no
     two collide."""
     return metric if task == SELF_NAMED else f"{task}_{metric}"
+
+
+def version_of(kind: str) -> str:
+    """Return the version of a kind of evaluation."""
+    return VERSIONS.get(kind, VERSION)
 
 
 def is_right(prediction: Prediction) -> bool:

@@ -123,7 +123,8 @@ class Answerer(ABC):
 
     @abstractmethod
     def ask(self, messages: Sequence[tuple[str, str]], pictures: Sequence[Any]) -> Question:
-        """Return the question that ends a conversation of (role, text) about PIL images."""
+        """Return the question that ends a conversation of (role, text) about PIL images. Where the last
+        message is the assistant's, the answer continues that."""
 
     @abstractmethod
     def answer(self, questions: Sequence[Question], most_tokens: int) -> list[str]:

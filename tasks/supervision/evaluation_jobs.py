@@ -75,6 +75,8 @@ class Evaluations:
         goes on for another one, without a person's wish to try again what has failed."""
         self._run = run
         self._engine = config.engine.for_evaluate()
+        tasks = config.evaluate.tasks if config.evaluate is not None else ()
+        self._engines = {task.name: config.engine.for_evaluate(task.kind) for task in tasks}
         self._number = number
         self._wanted = wanted_of(run.id, config)
         history = ledger.read_ledger(run.ledger)
@@ -258,14 +260,13 @@ class Evaluations:
         self._record(entry)
         arguments = [str(self._run.path), str(want.step), want.task, _question(entry)]
         logs, name = self._run.logs(self._number), f"{want.task}_{want.step}_{action.attempt}"
+        engine = self._engines[want.task]
         try:
-            if self._engine.kind == "slurm":
-                job = jobs.submit_to_slurm(
-                    JOB, arguments, logs, self._engine, key="engine.evaluate", name=name
-                )
+            if engine.kind == "slurm":
+                job = jobs.submit_to_slurm(JOB, arguments, logs, engine, key="engine.evaluate", name=name)
             else:
-                gpus, limit_s = min(gpus_here(), 1), self._engine.time
-                job = jobs.submit(JOB, arguments, logs, time_limit_s=limit_s, gpus=gpus, name=name)
+                gpus = min(gpus_here(), 1)
+                job = jobs.submit(JOB, arguments, logs, time_limit_s=engine.time, gpus=gpus, name=name)
         except TarmacError as error:
             logger.warning("%s of step %d: %s", want.task, want.step, error)
             self._record(entry.having_been_refused(str(error)))

@@ -106,10 +106,10 @@ def wanted_of(run_id: str, config: Config) -> list[WantedEvaluation]:
         return []
     tasks = {task.name: task for task in config.evaluate.tasks}
     return [
-        WantedEvaluation(
-            step, name, digest([run_id, step, tasks[name].model_dump(mode="json"), results.VERSION])
-        )
+        WantedEvaluation(step, name, digest([run_id, step, task.model_dump(mode="json"), version]))
         for step, name in expected(config)
+        for task in [tasks[name]]
+        for version in [results.version_of(task.kind)]
     ]
 
 

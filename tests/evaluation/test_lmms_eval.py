@@ -9,6 +9,8 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,13 @@ import pytest
 import torch
 from PIL import Image
 
-from tasks.core.errors import DataError
+from tasks.core.errors import DataError, UsageError
+from tasks.core.schema import TaskSpec
+from tasks.evaluation import evaluators, lmms_eval
+from tasks.evaluation.benchmark_prompts import NANOVLM
 from tasks.evaluation.checkpoint import LoadedCheckpoint
-from tasks.evaluation.contract import CheckpointLocation
-from tasks.evaluation.lmms_eval import LmmsEval, figures_of, serving
+from tasks.evaluation.contract import ChatRequest, CheckpointLocation
+from tasks.evaluation.lmms_eval import LmmsEval, asked_by, figures_of, serving
 from tests.models.examples import picture
 from tests.models.test_vlm import learnt
 
@@ -33,6 +38,7 @@ asked = folder.parent / "asked.txt"
 asked.write_text((asked.read_text() if asked.exists() else "") + name + " ")
 if name == "broken" and not (folder.parent / "mended").exists():
     print("no such data set"); sys.exit(1)
+(folder / "given.json").write_text(json.dumps(given))
 results = {"results": {name: {"alias": name, "accuracy,none": 0.25, "accuracy_stderr,none": 0.1}}}
 (folder / "x_results.json").write_text(json.dumps(results | {"n-samples": {name: {"effective": 4}}}))
 """
@@ -43,12 +49,14 @@ class Parrot:
 
     def __init__(self, run: Path) -> None:
         self.run = run
+        self.passes: list[int] = []
 
     def place(self) -> CheckpointLocation:
         return CheckpointLocation(self.run, self.run / "checkpoints/step_00000005", 5)
 
-    def reply(self, messages: Sequence[tuple[str, str]], pictures: Sequence[Any], most_tokens: int) -> str:
-        return f"{len(pictures)} {messages[-1][1]}"[:most_tokens]
+    def replies(self, requests: Sequence[ChatRequest], most_tokens: int) -> list[str]:
+        self.passes.append(len(requests))
+        return [f"{len(one.pictures)} {one.messages[-1][1]}"[:most_tokens] for one in requests]
 
 
 def ask(port: int, content: Any, most: int = 99) -> str:
@@ -62,7 +70,7 @@ def ask(port: int, content: Any, most: int = 99) -> str:
 def test_questions_and_pictures_reach_the_model_and_failures_are_remembered(tmp_path: Path) -> None:
     uri = f"data:image/png;base64,{base64.b64encode(picture(1)).decode()}"
     shown = [{"type": "image_url", "image_url": {"url": uri}}, {"type": "text", "text": "Which?"}]
-    with serving(Parrot(tmp_path), 12) as server:  # type: ignore[arg-type]
+    with serving(Parrot(tmp_path), 3, 12) as server:  # type: ignore[arg-type]
         assert ask(server.server_port, "Hello") == "0 Hello"
         assert ask(server.server_port, shown) == "1 <image>Whi", "no longer than the task may"
         assert ask(server.server_port, "Hello", 3) == "0 H" and not server.failures
@@ -72,13 +80,93 @@ def test_questions_and_pictures_reach_the_model_and_failures_are_remembered(tmp_
         assert server.failures == ["ValueError: a picture is not a data URI, and nothing is downloaded here"]
 
 
+def ask_together(port: int, contents: Sequence[Any], most: Sequence[int]) -> list[str]:
+    with ThreadPoolExecutor(len(contents)) as pool:
+        return list(pool.map(partial(ask, port), contents, most))
+
+
+def test_requests_that_come_together_are_answered_together_as_each_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a real model, with questions and answers of different lengths."""
+    monkeypatch.setattr(lmms_eval, "JOIN_S", 0.2)
+    place = CheckpointLocation(tmp_path, tmp_path / "checkpoints/step_00000005", 5)
+    subject = LoadedCheckpoint(learnt(), torch.device("cpu"), "fp32", None, place)  # type: ignore[arg-type]
+    contents, most = [], [16, 16, 16, 16, 3, 3]
+    for number in range(6):
+        uri = f"data:image/png;base64,{base64.b64encode(picture(number)).decode()}"
+        text = {"type": "text", "text": f"Which is it, {number}?" + " Look." * number}
+        contents.append([{"type": "image_url", "image_url": {"url": uri}}, text] if number else [text])
+    alone = [
+        subject.replies([asked_by({"messages": [{"role": "user", "content": one}]})[0]], length)[0]
+        for one, length in zip(contents, most, strict=True)
+    ]
+    assert len(set(alone)) > 2
+    answer, passes = type(subject).replies, []
+
+    def counted(self: LoadedCheckpoint, requests: Sequence[ChatRequest], most: int) -> Sequence[str]:
+        passes.append(len(requests))
+        return answer(self, requests, most)
+
+    monkeypatch.setattr(LoadedCheckpoint, "replies", counted)
+    with serving(subject, 6, 99) as server:
+        assert ask_together(server.server_port, contents, most) == alone
+    assert sorted(passes) == [2, 4], "those for equally long answers in one pass"
+
+
+def test_a_pass_is_never_larger_than_one_of_the_evaluation_and_its_failure_is_of_all(tmp_path: Path) -> None:
+    parrot = Parrot(tmp_path)
+    with serving(parrot, 3, 99) as server:  # type: ignore[arg-type]
+        texts = [str(number) for number in range(8)]
+        assert ask_together(server.server_port, texts, [99] * 8) == [f"0 {text}" for text in texts]
+        assert max(parrot.passes) <= 3 and sum(parrot.passes) == 8
+
+        def no_memory(requests: Sequence[ChatRequest], most_tokens: int) -> list[str]:
+            raise RuntimeError("out of memory")
+
+        parrot.replies = no_memory  # type: ignore[method-assign]
+        with pytest.raises(urllib.error.HTTPError):
+            ask(server.server_port, "Hello")
+        assert server.failures == ["RuntimeError: out of memory"]
+
+
+def test_nanovlm_asks_its_benchmarks_in_its_own_words(tmp_path: Path) -> None:
+    """Source of the expected texts: nanoVLM's NanoVLMWrapper.apply_benchmark_formatting."""
+    stars = "Which?\nOptions:\nA. x\nAnswer with the option's letter from the given choices directly."
+    asked = NANOVLM["mmstar"].applied([("user", f"<image>{stars}")], "<image>")
+    shown = "<image>Which?\nChoices:\nChoices:\nA. x\nAnswer with the letter directly."
+    assert asked == [("user", shown), ("assistant", "Answer:")]
+    (brief,) = NANOVLM["ocrbench"].applied([("user", "What is written?")], "<image>")
+    assert brief == ("user", "What is written?\nGive a very brief answer.")
+    exam = NANOVLM["mmmu_val"].applied([("user", "Question: Which?\nA. x")], "<image>")
+    assert exam == [("user", " Which?\nChoices:\nA. x"), ("assistant", "Answer:")]
+    ((_, document),) = NANOVLM["docvqa_val"].applied([("user", "<image><image>Who?")], "<image>")
+    assert document.startswith("<image><image>Give a short and terse answer") and document.endswith(" Who?")
+    assert "chartqa" not in NANOVLM, "nanoVLM's table names chartvqa, which is no task of lmms-eval"
+    with serving(Parrot(tmp_path), 3, 99, NANOVLM["mmstar"]) as server:  # type: ignore[arg-type]
+        assert ask(server.server_port, "Which?") == "0 Answer:", "the model continues this"
+    task = LmmsEval(names=["mmstar", "chartqa"])
+    assert task.format_of("mmstar") is NANOVLM["mmstar"] and task.format_of("chartqa") is None
+    assert LmmsEval(names=["mmstar"], prompts="none").format_of("mmstar") is None
+
+
+def test_limits_are_by_name(tmp_path: Path) -> None:
+    task = LmmsEval(names=["mmstar", "mme"], limit={"mme": 7})
+    assert (task.limit_of("mmstar"), task.limit_of("mme")) == (None, 7)
+    assert LmmsEval(names=["mmstar"], limit=3).limit_of("mmstar") == 3
+    with pytest.raises(UsageError, match=r"limit: mm is not among names \(mmstar\)"):
+        evaluators.load_evaluator(
+            TaskSpec.model_validate({"kind": "lmms_eval", "names": ["mmstar"], "limit": {"mm": 1}})
+        )
+
+
 def test_each_task_is_a_process_and_what_is_done_is_kept(tmp_path: Path) -> None:
     module = tmp_path / "lmms_eval.py"
     module.write_text(STAND_IN)
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nshift 2\nexec "{sys.executable}" "{module}" "$@"\n')
     python.chmod(0o755)
-    task = LmmsEval(names=["first", "broken", "last"], python=str(python))
+    task = LmmsEval(names=["first", "broken", "last"], python=str(python), batch_size=3)
     with pytest.raises(DataError, match="no such data set"):
         task.evaluate(Parrot(tmp_path))  # type: ignore[arg-type]
     (kept,) = tmp_path.glob("evaluations/*/lmms_eval-*")
@@ -87,6 +175,17 @@ def test_each_task_is_a_process_and_what_is_done_is_kept(tmp_path: Path) -> None
     assert outcome.metrics == {"first_accuracy": 0.25, "broken_accuracy": 0.25, "last_accuracy": 0.25}
     assert outcome.samples == 12
     assert (kept / "asked.txt").read_text().split() == ["first", "broken", "broken", "last"]
+    assert not outcome.notes
+    given = json.loads((kept / "first" / "given.json").read_text())
+    assert "num_concurrent=6," in given["--model_args"] and "--limit" not in given
+    changed = LmmsEval(names=["first", "mmstar"], python=str(python), limit={"first": 5})
+    assert changed.evaluate(Parrot(tmp_path)).notes == ["nanoVLM's prompts: mmstar"]  # type: ignore[arg-type]
+    (limited,) = (
+        path for path in tmp_path.glob("evaluations/*/*/first/given.json") if path.parent.parent != kept
+    )
+    assert json.loads(limited.read_text())["--limit"] == "5", (
+        "other figures, so nothing of the first was kept"
+    )
 
 
 def test_results_without_a_number_are_told() -> None:
@@ -127,7 +226,8 @@ def test_the_real_package_judges_a_model_by_what_it_writes(tmp_path: Path) -> No
         path = folder / f"{number}.png"
         path.write_bytes(picture(number))
         question = "Which is it, 0?"
-        said = subject.reply([("user", f"<image>{question}")], [Image.open(path).convert("RGB")], 16)
+        shown = Image.open(path).convert("RGB")
+        (said,) = subject.replies([ChatRequest([("user", f"<image>{question}")], [shown])], 16)
         assert said.startswith("It is")
         rows.append({"picture": str(path), "question": question, "answer": said if number else "Another."})
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))

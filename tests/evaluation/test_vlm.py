@@ -14,7 +14,7 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.schema import TaskSpec
 from tasks.evaluation import evaluators
 from tasks.evaluation.checkpoint import LoadedCheckpoint
-from tasks.evaluation.contract import Answered, BatchLoss
+from tasks.evaluation.contract import Answered, BatchLoss, ChatRequest
 from tasks.evaluation.statistics import wilson_interval
 from tasks.evaluation.validation_loss import ValidationLoss
 from tasks.evaluation.vlm import Vlm
@@ -70,13 +70,13 @@ class Precise:
         return None
 
     def answer(self, questions: Any, most_tokens: int) -> list[str]:
-        return [str(torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype)]
+        return [str(torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype) for _ in questions]
 
 
 @pytest.mark.parametrize(("precision", "said"), [("fp32", "torch.float32"), ("bf16", "torch.bfloat16")])
 def test_a_checkpoint_is_judged_in_the_precision_of_its_training(precision: str, said: str) -> None:
     subject: Any = LoadedCheckpoint(Precise(), torch.device("cpu"), precision, *[None] * 2)  # type: ignore[arg-type]
-    assert subject.reply([("user", "?")], [], 4) == said
+    assert subject.replies([ChatRequest([("user", "?")], [])], 4) == [said]
 
 
 def test_validation_loss_is_the_mean_over_all_samples() -> None:

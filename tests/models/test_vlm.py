@@ -68,6 +68,14 @@ def test_tokens_and_targets_are_those_of_nanovlm(grids: list[tuple[int, int]]) -
     assert TEXT.encode(TALK, grids) == described(TALK, grids)
 
 
+def test_an_answer_that_is_begun_is_continued() -> None:
+    """As nanoVLM appends an answer's beginning to the prompt."""
+    asked = TEXT.encode_prompt([*TALK[:3], ChatMessage("assistant", "Answer:")], [(1, 1)])
+    ids, _ = described(TALK[:3], [(1, 1)])
+    assert asked == ids + TEXT._ids("<|im_start|>assistant\nAnswer:")
+    assert TEXT.encode_prompt(TALK[:3], [(1, 1)]) == ids + TEXT._ids("<|im_start|>assistant\n")
+
+
 def test_only_what_the_assistant_says_is_a_target() -> None:
     targets = [token for token in TEXT.encode(TALK, [(1, 1)]).targets if token != -100]
     said = "A cat,\n  and a dög.<|im_end|>\n  Nothing.<|im_end|>\n"

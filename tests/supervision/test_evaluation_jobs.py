@@ -92,7 +92,16 @@ def test_what_was_asked_for_again_in_vain_keeps_its_result(run: RunFolder) -> No
     assert drive(run).state == "done" and evaluated(run) == 5
 
 
-def test_a_benchmark_of_lmms_eval_is_known_by_its_own_name(tmp_path: Path) -> None:
+def test_a_benchmark_of_lmms_eval_is_known_by_its_own_name_and_has_no_time_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = []
+
+    def limited(*arguments: Any, **options: Any) -> Job:
+        limits.append(options["time_limit_s"])
+        return submit(*arguments, **options)
+
+    monkeypatch.setattr(jobs, "submit", limited)
     tasks = [
         {"kind": "lmms_eval", "names": ["mmstar"]},
         {"kind": "lmms_eval", "name": "quick", "names": ["mmstar"]},
@@ -106,6 +115,7 @@ def test_a_benchmark_of_lmms_eval_is_known_by_its_own_name(tmp_path: Path) -> No
         pass
     results = read_json(run.eval_result(STEP))["results"]
     assert results == {"mmstar_average": STEP / 100, "quick_mmstar_average": STEP / 100}
+    assert limits == [None, None]
 
 
 def test_submissions_that_are_refused_for_a_while_cost_no_try(

@@ -125,7 +125,8 @@ class EvaluateEngine(SlurmDefaults):
     gpus: Annotated[int, Field(ge=1)] | None = None
     """GPUs per Slurm job, none unless given; on this machine an evaluation uses a GPU if there is one."""
     time: Duration | None = None
-    """Time limit per evaluation; one hour unless given."""
+    """Time limit per evaluation. Unless given, one hour, and none for `lmms_eval`, whose benchmarks may take
+    longer (under Slurm the partition's)."""
 
     @model_validator(mode="after")
     def _keys_have_effect(self) -> Self:
@@ -142,6 +143,8 @@ def _require_slurm(stage: BuildEngine | TrainEngine | EvaluateEngine, *names: st
 
 Stage = TypeVar("Stage", BuildEngine, TrainEngine, EvaluateEngine)
 EVALUATION_S = 3600
+UNLIMITED_KINDS = frozenset({"lmms_eval"})
+"""The kinds of evaluation that have no time limit unless the config gives one."""
 SUCCESSOR_MEMORY = "1GB"
 LARGE = frozenset(
     ("exclusive", "gres", "gpus", "gpus-per-task", "cpus-per-gpu", "mem-per-cpu", "mem-per-gpu", "mincpus")
@@ -165,10 +168,13 @@ class Engines(Block):
         """Return the training's settings, completed in the same way."""
         return self._completed(self.train)
 
-    def for_evaluate(self) -> EvaluateEngine:
-        """Return the evaluations' settings, completed in the same way; they always have a time limit."""
+    def for_evaluate(self, kind: str = "") -> EvaluateEngine:
+        """Return the settings of evaluations of a `kind`, completed in the same way, with their time
+        limit."""
         found = self._completed(self.evaluate)
-        return found.model_copy(update={"time": EVALUATION_S}) if found.time is None else found
+        if found.time is not None or kind in UNLIMITED_KINDS:
+            return found
+        return found.model_copy(update={"time": EVALUATION_S})
 
     def for_successor(self) -> list[EvaluateEngine]:
         """Return the settings to try, in order, for the job that runs a finished training's evaluations: one

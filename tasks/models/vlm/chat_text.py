@@ -87,8 +87,13 @@ class ChatText:
         return Encoded(tokens, [*targets, NOT_A_TARGET])
 
     def encode_prompt(self, messages: Sequence[ChatMessage], grids: Sequence[Grid]) -> list[int]:
-        """Encode a conversation up to the start of the assistant's answer."""
-        return [*self.encode(messages, grids).tokens, *self._answer_start]
+        """Encode a conversation up to the start of the assistant's answer, or up to the end of a last message
+        of the assistant's, which the answer is to continue."""
+        *before, last = messages
+        if not before or last.role != ASSISTANT:
+            return [*self.encode(messages, grids).tokens, *self._answer_start]
+        begun = last.text.replace(IMAGE, "")
+        return [*self.encode(before, grids).tokens, *self._ids(f"{START}{ASSISTANT}\n{begun}")]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Decode the text up to the end of the message."""

@@ -155,6 +155,7 @@ def test_a_job_asks_for_no_gpu_or_for_those_of_a_type(sbatch: Path, tmp_path: Pa
 def test_stages_take_the_settings_of_all_and_a_time_limit(tmp_path: Path) -> None:
     engines = Engines.model_validate(CLUSTER)
     assert (engines.for_evaluate().account, engines.for_evaluate().time) == ("lab", 3600)
+    assert engines.for_evaluate("lmms_eval").time is None, "its benchmarks may last for hours"
     shared = Engines.model_validate({**CLUSTER, "slurm": {"time": "2h"}})
     assert (shared.for_evaluate().time, shared.for_train().time) == (7200, 48 * 3600)
     local = Engines.model_validate({"slurm": CLUSTER["slurm"]})
