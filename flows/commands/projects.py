@@ -156,12 +156,15 @@ def plan(config: ConfigFile, /, *, changes: Changes = None, as_json: AsJson = Fa
             train=training.settings.model_dump(mode="json") if training else None,
             training=training.summary if training else None,
             doubts=training.doubts if training else [],
+            evaluations=evaluation_line(settings, training.settings) if training else None,
         )
     lines = list(_build_lines(settings, build))
     if training is not None:
         lines.append(f"train     {training.summary}")
         lines += [f"          {line}" for line in setting_lines(training.settings, settings.engine.train)]
         lines += [f"!         {doubt}" for doubt in training.doubts]
+        if (evaluations := evaluation_line(settings, training.settings)) is not None:
+            lines.append(f"evaluate  {evaluations}")
     if work is not None and work.stops is not None:
         lines.append("nothing was written")
     elif build.up_to_date is None or (training is not None and training.is_left):
@@ -342,4 +345,34 @@ def _place(settings: Config) -> str:
         on = "" if train.gpus is None else f" on {counted(train.gpus, 'GPU')}"
         return f", as a Slurm job{on}"
     gpus = gpus_here()
-    return f", on one of {gpus} GPUs and its evaluations on another" if gpus > 1 else ""
+    return f", on {train.gpus or 'one'} of {gpus} GPUs" if gpus > 1 and train.ranks is None else ""
+
+
+def evaluation_line(settings: Config, train: Train) -> str | None:
+    """Return what is evaluated, when and where; None where the config asks for no evaluation."""
+    from tasks.runs.gpus import gpus_here, share_gpus
+
+    evaluate, engines = settings.evaluate, settings.engine
+    if evaluate is None:
+        return None
+    tasks = ", ".join(task.name for task in evaluate.tasks)
+    number = None if train.steps is None else len(evaluate.steps(train.steps))
+    what = f"checkpoints of every {count(evaluate.every)} steps" if number is None else ""
+    what = what or counted(number or 0, "checkpoint")
+    shares, saved = share_gpus(engines), "each as soon as it is saved"
+    when = {"idle": saved, "beside": saved, "after": "when the training has ended"}[evaluate.when]
+    if engines.evaluate.kind == "slurm":
+        gpus = engines.evaluate.gpus
+        where = "in Slurm jobs" if gpus is None else f"in Slurm jobs of {counted(gpus, 'GPU')}"
+    elif engines.train.kind == "slurm":
+        alone = shares and evaluate.when != "beside" and (engines.train.gpus or 1) > 1
+        where = "in a Slurm job of one GPU" if alone else "in the training's Slurm job"
+    else:
+        where = "on a GPU of this machine" if gpus_here() else "on the CPU of this machine"
+    if evaluate.when == "idle" and shares:
+        when = "when the training, which takes all GPUs, has ended"
+    elif evaluate.when == "beside" and shares:
+        where += ", beside the training on its GPU"
+    elif evaluate.when == "idle" and engines.evaluate.kind == "local" and gpus_here():
+        when = "each as soon as no training holds a GPU"
+    return f"{what} by {tasks}: {when}, {where} (evaluate.when: {evaluate.when})"

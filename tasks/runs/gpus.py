@@ -5,9 +5,9 @@ Nothing here imports CUDA, which would start it. Names are those of CUDA_VISIBLE
 A lock per device keeps two trainings off one GPU. It is the kernel's (flock) on a file named after the
 device, and the training process inherits it from its agent. So it lives exactly as long as one of them does,
 however they end, and nobody has to tidy it up. The file's text names the holder; a text without a lock means
-nothing. The CPU is shared, and evaluations are not counted: they may run beside a training. One device under
-two names, a number and a UUID, counts as two; so do the same numbers in two Slurm allocations, where they are
-two devices.
+nothing. Evaluations share such a lock among each other, so that no training starts on their GPU either; but
+while a training waits for them alone, no further one begins. The CPU is shared. One device under two names, a
+number and a UUID, counts as two; so do the same numbers in two Slurm allocations, where they are two devices.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ import json
 import os
 import re
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.core.errors import TarmacError
-from tasks.core.schema import TrainEngine
+from tasks.core.schema import Engines, TrainEngine
 
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 SPARE_GPUS = "TARMAC_SPARE_GPUS"
@@ -32,6 +34,8 @@ SMI_S = 10.0
 BF16_SINCE = 8.0
 LOCKS = Path("/tmp")
 """Not TMPDIR or XDG_RUNTIME_DIR, which differ between a terminal, a service and a job of the same user."""
+NEXT, NEXT_S = "next", 5.0
+"""The file that a training touches while it waits for evaluations, and for how long that counts."""
 
 
 def visible_gpus() -> tuple[str, ...]:
@@ -47,6 +51,11 @@ def gpus_here(devices: Path = DEVICES) -> int:
     return len(_visible(os.environ, devices))
 
 
+def usable_gpus() -> tuple[str, ...]:
+    """Return the names of the GPUs for jobs of this process: those that it was not given, then its own."""
+    return (*_names(os.environ.get(SPARE_GPUS, "")), *visible_gpus())
+
+
 def trains_on_gpus(engine: TrainEngine) -> bool:
     """Return whether a training by this block of the config will run on GPUs: on those that it asks for, or
     on what this machine has."""
@@ -55,15 +64,32 @@ def trains_on_gpus(engine: TrainEngine) -> bool:
     return engine.ranks is None and gpus_here() > 0
 
 
+def share_gpus(engines: Engines) -> bool:
+    """Return whether the evaluations find no other GPUs than those of the training."""
+    if engines.evaluate.kind == "slurm" or not trains_on_gpus(engines.train):
+        return False
+    return engines.train.kind == "slurm" or gpus_here() <= engines.train.processes
+
+
+def memory_of_gpu() -> float | None:
+    """Return the bytes of this machine's smallest GPU; None where nvidia-smi does not say."""
+    return min((float(line) * 2**20 for line in _ask_smi("memory.total")), default=None)
+
+
 def compute_in_bf16() -> bool:
     """Return whether this machine's GPUs have bf16, as those of compute capability 8.0 and above; true where
     nvidia-smi does not say."""
-    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    return all(float(line) >= BF16_SINCE for line in _ask_smi("compute_cap"))
+
+
+def _ask_smi(what: str) -> list[str]:
+    """A number for each GPU; none where nvidia-smi gives no numbers."""
+    command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits"]
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=SMI_S, check=True).stdout
-        return all(float(line) >= BF16_SINCE for line in said.split())
+        return [str(float(line)) for line in said.split()]
     except (OSError, ValueError, subprocess.SubprocessError):
-        return True
+        return []
 
 
 def restrict(names: Sequence[str]) -> None:
@@ -135,26 +161,65 @@ def take_gpus(visible: Sequence[str], count: int, run: str) -> HeldGpus | GpusIn
         raise TarmacError(f"{count} GPUs are asked for, but there are {len(visible)}: {VISIBLE_GPUS}")
     folder = _lock_folder()
     got: dict[str, int] = {}
-    holders = []
+    holders, evaluating = [], 0
     for name in visible:
         if len(got) == count:
             break
-        path = folder / f"gpu-{name.replace('/', '_')}"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holders.append(f"{name} is used by {_holder(descriptor)}")
-            os.close(descriptor)
+        path = _lock_of(folder, name)
+        descriptor = _locked(path, fcntl.LOCK_EX)
+        if descriptor is not None:
+            _write_holder(descriptor, run)
+            got[name] = descriptor
             continue
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps({"run": run, "pid": os.getpid()}).encode(), 0)
-        got[name] = descriptor
+        holders.append(f"{name} is used by {_holder(path)}")
+        if (shared := _locked(path, fcntl.LOCK_SH)) is not None:
+            evaluating += 1
+            os.close(shared)
     taken = HeldGpus(tuple(got), tuple(got.values()))
     if len(got) == count:
         return taken
     taken.release()
+    if len(got) + evaluating >= count:
+        (folder / NEXT).touch()
     return GpusInUse(tuple(holders))
+
+
+def take_gpu_to_evaluate(names: Sequence[str], run: str) -> HeldGpus | GpusInUse:
+    """Take the first of these GPUs that no training holds, beside the evaluations on it.
+
+    TarmacError and OSError as `take_gpus`.
+    """
+    folder = _lock_folder()
+    with suppress(FileNotFoundError):
+        if time.time() - (folder / NEXT).stat().st_mtime < NEXT_S:
+            return GpusInUse(("a training takes the next one",))
+    holders = []
+    for name in names:
+        if (descriptor := _locked(_lock_of(folder, name), fcntl.LOCK_SH)) is not None:
+            _write_holder(descriptor, f"an evaluation of {run}")
+            return HeldGpus((name,), (descriptor,))
+        holders.append(f"{name} is used by {_holder(_lock_of(folder, name))}")
+    return GpusInUse(tuple(holders))
+
+
+def _lock_of(folder: Path, name: str) -> Path:
+    return folder / f"gpu-{name.replace('/', '_')}"
+
+
+def _locked(path: Path, kind: int) -> int | None:
+    """A descriptor that holds a lock of this kind on the file; None where another lock forbids that."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _write_holder(descriptor: int, run: str) -> None:
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps({"run": run, "pid": os.getpid()}).encode(), 0)
 
 
 def _lock_folder() -> Path:
@@ -170,9 +235,9 @@ def _lock_folder() -> Path:
     return folder
 
 
-def _holder(descriptor: int) -> str:
+def _holder(path: Path) -> str:
     try:
-        text = json.loads(os.pread(descriptor, 1 << 12, 0))
+        text = json.loads(path.read_bytes())
         return f"{text['run']} (process {text['pid']})"
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return "a training that is just starting"

@@ -21,7 +21,7 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -132,11 +132,13 @@ def submit(
     *,
     time_limit_s: int | None,
     gpus: int = 0,
+    on: Sequence[str] = (),
     name: str,
     code: Path | None = None,
 ) -> Job:
     """Start `package.module:function(*arguments)` as a job on this machine; its files lie in `folder/name`.
 
+    It gets `gpus` of the GPUs named by `on`, by default of those that this process may give.
     It may run for ever when `time_limit_s` is None. The job and what it starts import Tarmac from the folder
     `code`, where it is given. TarmacError with the helper's last lines when it cannot be submitted.
     """
@@ -146,13 +148,14 @@ def submit(
     request = [target, arguments, str(place), limit_s, gpus]
     submitted, printed = place / SUBMITTED, place / "submit.log"
     submitted.unlink(missing_ok=True)
+    environment = {**_environment(code), **({SPARE_GPUS: ",".join(on)} if on else {})}
     with printed.open("ab") as output, suppress(subprocess.TimeoutExpired):
         subprocess.run(
             [sys.executable, "-c", HELPER, json.dumps(request)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env=_environment(code),
+            env=environment,
             start_new_session=True,
             timeout=SUBMIT_TIMEOUT_S,
         )

@@ -132,7 +132,9 @@ class Agent:
             with self._gpus() as held:
                 trains = held is not None and self._is_tuned()
                 training = self._train_to_the_end(evaluations, held or ()) if trains else "broken"
-        while (reason := self._stop_reason()) is None and self._keep(evaluations, training):
+        while (reason := self._stop_reason()) is None and self._keep(
+            evaluations, training, submitting=not self._is_left_soon(evaluations)
+        ):
             if self._chores.do("the succession", lambda: self._hands_over(evaluations), False):
                 return self._chores.do("the gatherer", self._gatherer.end, None)
             time.sleep(self._pause_s())
@@ -160,6 +162,11 @@ class Agent:
         if found := self._forgetfulness.look(evaluations.summaries_written):
             self._journal.add_findings(found, "scores")
 
+    def _is_left_soon(self, evaluations: Evaluations) -> bool:
+        """Whether evaluations that start now in this job would end with it, as a successor is due."""
+        runs_here = self._config.engine.evaluate.kind != "slurm"
+        return runs_here and self._succession.is_due(evaluations.longest_wait_s())
+
     def _hands_over(self, evaluations: Evaluations) -> bool:
         """Whether a successor keeps the evaluations from here on, which is submitted where that is due."""
         if not self._succession.is_due(evaluations.longest_wait_s()):
@@ -170,6 +177,8 @@ class Agent:
             held = f"its job is held for its evaluations: {self._succession.refusal}"
             self._journal.set_state(self._journal.record.state, self._journal.record.reason or held)
             return False
+        if not self._succession.is_time_over:  # else one that is cut short is a try, or there might be no end
+            evaluations.end_jobs(here_only=True)
         logger.info("handing the evaluations over to %s", self._successor.slurm)
         return True
 

@@ -4,12 +4,12 @@
 preemption, somebody's requeue or scancel. Only Slurm knows whether the job comes again, so the agent asks it
 once the training has written its checkpoint. Outside Slurm no job comes again.
 
-**Succession.** Evaluations that are Slurm jobs wait for nodes, and the training's job, whose agent submits
-them, must not hold these nodes meanwhile. So the agent of a training that has ended submits a successor, an
-agent in a job of one core and without GPUs, and leaves. Where evaluations wait even for that core, as on a
-cluster of one node, the successor steps aside: it submits the next one for later and leaves too; an
-evaluation that ends wakes that one. So no job waits for itself, and nothing lives on the submitting host. The
-price is that the run queues once more.
+**Succession.** The training's job must not hold its GPUs while its evaluations run or wait for nodes. So the
+agent of a training that has ended submits a successor, an agent in a smaller job, and leaves. Where the
+evaluations are Slurm jobs, that job takes one core and no GPU; where they run in it, it takes one GPU. Where
+evaluations wait in the queue even for that core, as on a cluster of one node, the successor steps aside: it
+submits the next one for later and leaves too; an evaluation that ends wakes that one. So no job waits for
+itself, and nothing lives on the submitting host. The price is that the run queues once more.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from tasks.core.lock import HEARTBEAT_S, STALE_S, Held, Lease
 from tasks.core.schema import Config
 from tasks.runs import jobs, record
 from tasks.runs.folder import RunFolder
+from tasks.runs.gpus import usable_gpus
 from tasks.runs.jobs import Job, job_in
 from tasks.runs.record import UNDER_WAY, RunRecord
 
@@ -154,20 +155,20 @@ class Succession:
         self.is_time_over = False
         """Whether this job, which is a successor's, has come to its time limit."""
         self.refusal = ""
-        """Why Slurm did not accept a successor, so that the training's job is held for its evaluations."""
+        """Why Slurm did not accept a successor, so that this job is held for the evaluations."""
 
     @property
     def is_successor(self) -> bool:
         return self._aside_s is not None
 
     def is_due(self, longest_wait_s: float) -> bool:
-        """Whether to hand over now: a training's job at once, a successor's where it may be in the way.
-
-        Only where the evaluations go on without this job, which is Slurm's as they are.
-        """
-        in_slurm = (self._engines.train.kind, self._engines.evaluate.kind) == ("slurm", "slurm")
-        if not in_slurm or own_job() is None or time.monotonic() < self._next_try:
+        """Whether to hand over now: a training's job at once, a successor's where it may be in the way or its
+        time is over. A job whose evaluations run in it, on its only GPU or on none, needs all that it has."""
+        in_slurm = self._engines.train.kind == "slurm" and own_job() is not None
+        if not in_slurm or time.monotonic() < self._next_try:
             return False
+        if self._engines.evaluate.kind != "slurm":
+            return self.is_time_over or (not self.is_successor and len(usable_gpus()) > 1)
         return not self.is_successor or self.is_time_over or longest_wait_s >= PATIENCE_S
 
     def submit(self, number: int) -> Job | None:

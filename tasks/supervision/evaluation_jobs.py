@@ -14,6 +14,7 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
+from tasks.core.config import reload
 from tasks.core.engines.slurm_queue import CANCELLED, ending
 from tasks.core.errors import TarmacError
 from tasks.core.files import read_json, write_atomic, write_json
@@ -23,18 +24,20 @@ from tasks.evaluation import results
 from tasks.runs import jobs, ledger, metrics
 from tasks.runs.checkpoints import SETTLED_NS, CheckpointListing
 from tasks.runs.folder import RunFolder
-from tasks.runs.gpus import gpus_here
+from tasks.runs.gpus import GpusInUse, HeldGpus, take_gpu_to_evaluate, usable_gpus, visible_gpus
 from tasks.runs.jobs import Job, job_in
 from tasks.runs.ledger import Key, LedgerEntry
 from tasks.supervision.allocation import wake
 from tasks.supervision.evaluations import (
     EvaluationEvidence,
+    Hold,
     JobFailure,
     Mark,
     Pause,
     Submit,
     Training,
     WantedEvaluation,
+    hold_of,
     next_actions,
     reopened,
     unfinished,
@@ -78,6 +81,9 @@ class Evaluations:
         tasks = config.evaluate.tasks if config.evaluate is not None else ()
         self._engines = {task.name: config.engine.for_evaluate(task.kind) for task in tasks}
         self._number = number
+        self._when = config.evaluate.when if config.evaluate is not None else "idle"
+        self._held: dict[Key, HeldGpus] = {}
+        """The GPUs of jobs that are about to take them themselves."""
         self._wanted = wanted_of(run.id, config)
         history = ledger.read_ledger(run.ledger)
         self._entries = ledger.fold(history)
@@ -130,6 +136,8 @@ class Evaluations:
                     entry = self._entries[action.wanted.key]
                     tried = (*entry.tried, action.cause)
                     self._record(entry.having(state="submitted", job=None, reason=action.reason, tried=tried))
+                case Hold() if submitting:
+                    self._hold(action)
                 case Submit() if submitting:
                     self._submit(action)
         if self._stale_summaries:
@@ -184,6 +192,8 @@ class Evaluations:
         running = self._running = {key for key in watched if self._is_leased(key)}
         alive = running | {key for key in open_ones if self._job_lives(self._entries[key])}
         self._known_alive |= alive
+        for key in [key for key in self._held if key in running or key not in alive]:
+            self._held.pop(key).release()
         checkpoints = {checkpoint.step for checkpoint in self._checkpoints()}
         examined = self._entries.keys() if is_full else open_ones
         answered = {key for key in examined if self._answers(self._entries[key])}
@@ -195,6 +205,7 @@ class Evaluations:
             results=self._results,
             failures={key: self._failure(self._entries[key]) for key in open_ones - alive},
             training=training,
+            hold=hold_of(self._when, training),
             stuck=self._stuck(open_ones & alive - running),
             now=time.time(),
         )
@@ -252,25 +263,51 @@ class Evaluations:
         entry = self._entries.get(want.key)
         return entry if entry is not None and entry.uid == want.uid else _first_entry(want)
 
+    def _hold(self, hold: Hold) -> None:
+        """Record once why it is not started; the time that it is held is no time of refusals."""
+        entry = self._entries.get(hold.wanted.key)
+        held = self._open_entry_of(hold.wanted).having(reason=hold.reason, job=None, refusals=0)
+        if entry is None or entry.having(at=held.at, since=held.since) != held:
+            self._record(held)
+
+    def _open_entry_of(self, want: WantedEvaluation) -> LedgerEntry:
+        entry = self._entry_of(want)
+        return _first_entry(want) if entry.is_final else entry.having(state="submitted")
+
+    def _take_gpu(self) -> HeldGpus | GpusInUse:
+        """A GPU for a job on this machine that no training holds, or with `beside` the training's own; none
+        where there are none."""
+        names = usable_gpus()
+        found = take_gpu_to_evaluate(names, self._run.name) if names else HeldGpus((), ())
+        if isinstance(found, GpusInUse) and self._when == "beside":
+            return HeldGpus((visible_gpus() or names)[:1], ())
+        return found
+
     def _submit(self, action: Submit) -> None:
         """Record the intent, start the job, record which it is: a crash between leaves a trace."""
-        want, entry = action.wanted, self._entry_of(action.wanted)
-        entry = _first_entry(want) if entry.is_final else entry
+        want, engine = action.wanted, self._engines[action.wanted.task]
+        gpus = HeldGpus((), ()) if engine.kind == "slurm" else self._take_gpu()
+        if isinstance(gpus, GpusInUse):
+            return self._hold(Hold(want, f"{gpus} (evaluate.when: {self._when})"))
+        entry = self._open_entry_of(want)
         entry = entry.having(state="submitted", job=None, attempt=action.attempt, reason="")
         self._record(entry)
         arguments = [str(self._run.path), str(want.step), want.task, _question(entry)]
         logs, name = self._run.logs(self._number), f"{want.task}_{want.step}_{action.attempt}"
-        engine = self._engines[want.task]
         try:
             if engine.kind == "slurm":
                 job = jobs.submit_to_slurm(JOB, arguments, logs, engine, key="engine.evaluate", name=name)
             else:
-                gpus = min(gpus_here(), 1)
-                job = jobs.submit(JOB, arguments, logs, time_limit_s=engine.time, gpus=gpus, name=name)
+                count, on = len(gpus.names), gpus.names
+                job = jobs.submit(
+                    JOB, arguments, logs, time_limit_s=engine.time, gpus=count, on=on, name=name
+                )
         except TarmacError as error:
+            gpus.release()
             logger.warning("%s of step %d: %s", want.task, want.step, error)
             self._record(entry.having_been_refused(str(error)))
         else:
+            self._held[want.key] = gpus
             self._record(entry.having(job=job.to_json(self._run.path), refusals=0))
 
     def _record(self, entry: LedgerEntry) -> None:
@@ -345,6 +382,7 @@ def failure_of(entry: LedgerEntry, job: Job | None, was_alive: bool) -> JobFailu
 def run_job(run_folder: str, step: str, task: str, question: str) -> None:
     """The job: evaluate one checkpoint, unless another job has answered the question meanwhile."""
     run = RunFolder(Path(run_folder))
+    hold_gpu(run)
     lease = Lease(run.evaluation_lease(int(step), task))
     lease.wait()
     try:
@@ -355,6 +393,16 @@ def run_job(run_folder: str, step: str, task: str, question: str) -> None:
     finally:
         lease.release()
         wake(run)
+
+
+def hold_gpu(run: RunFolder) -> None:
+    """Hold this job's GPU to its end, so that no training starts on it; TarmacError where one has done so
+    that the evaluation is not to run beside."""
+    visible = visible_gpus()
+    found = take_gpu_to_evaluate(visible, run.name) if visible else None
+    evaluate = reload(run.config).evaluate if isinstance(found, GpusInUse) else None
+    if evaluate is not None and evaluate.when != "beside":
+        raise TarmacError(f"{found} (evaluate.when: {evaluate.when})")
 
 
 def run_evaluation(run: Path, step: int, task: str, question: str) -> None:

@@ -60,7 +60,7 @@ class EvaluationEvidence:
     `alive` holds the evaluations whose job lives. It is observed before the `results` that parse, so that a
     job which ends in between is not taken for a lost one; a result counts when it answers the question in the
     ledger. `failures` explains how dead jobs ended, and `stuck` why Slurm does not start one that waits.
-    `now` is in Unix seconds.
+    `hold` is why no evaluation is to be started now, empty where any may be. `now` is in Unix seconds.
     """
 
     checkpoints: Collection[int]
@@ -70,6 +70,7 @@ class EvaluationEvidence:
     failures: Mapping[Key, JobFailure]
     training: Training
     stuck: Mapping[Key, str] = field(default_factory=dict)
+    hold: str = ""
     now: float = 0.0
 
 
@@ -79,6 +80,14 @@ class Submit:
 
     wanted: WantedEvaluation
     attempt: int
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Record why it is not started yet."""
+
+    wanted: WantedEvaluation
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -118,20 +127,28 @@ def next_actions(
     entries: Mapping[Key, LedgerEntry],
     evidence: EvaluationEvidence,
     jobs: int,
-) -> list[Submit | Mark | Pause]:
+) -> list[Submit | Hold | Mark | Pause]:
     """Decide what to do now, with at most `jobs` jobs alive at once; empty when only waiting is left to
     do."""
-    actions: list[Submit | Mark | Pause] = []
+    actions: list[Submit | Hold | Mark | Pause] = []
     free = jobs - len(set(evidence.alive))
     for want in wanted:
+        action: Submit | Hold | Mark | Pause | None
         action = _next(want, _current(want, entries, evidence), evidence)
         if isinstance(action, Submit):
             if free < 1:
                 continue
             free -= 1
+            action = Hold(want, evidence.hold) if evidence.hold else action
         if action is not None:
             actions.append(action)
     return actions
+
+
+def hold_of(when: str, training: Training) -> str:
+    """Return why `evaluate.when` holds all evaluations back now; empty where it does not."""
+    waits = when == "after" and training == "going"
+    return "waits for the training's end (evaluate.when: after)" if waits else ""
 
 
 def unfinished(

@@ -173,8 +173,9 @@ def is_done(status: RunStatus, goal: Goal) -> bool:
 
 
 def _submit(run: RunFolder, number: int, trains: bool) -> Job:
-    """Submit the agent of attempt `number`: to Slurm where the config has the training there, unless only
-    evaluations are left, which are Slurm jobs of their own. UsageError where there is no Slurm."""
+    """Submit the agent of attempt `number`: to Slurm where the config has the training there, with all that
+    the training takes if it trains. Evaluations that are Slurm jobs of their own need no job for the agent.
+    UsageError where there is no Slurm."""
     engines = config_of(run).engine
     train, evaluate = engines.for_train(), engines.for_evaluate()
     in_slurm = train.kind == "slurm" and (trains or evaluate.kind != "slurm")
@@ -185,8 +186,9 @@ def _submit(run: RunFolder, number: int, trains: bool) -> Job:
     provenance.snapshot(run.code(number))
     arguments, place, code = [str(run.path)], run.logs(number), run.code(number)
     if in_slurm:
+        wanted = train if trains else engines.for_successor()[0]
         return jobs.submit_to_slurm(
-            AGENT, arguments, place, train, key="engine.train", name="agent", code=code
+            AGENT, arguments, place, wanted, key="engine.train", name="agent", code=code
         )
     return jobs.submit(
         AGENT,

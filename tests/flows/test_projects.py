@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli import main
-from flows.commands.projects import TrainingLeft, setting_lines, training_left
+from flows.commands.projects import TrainingLeft, evaluation_line, setting_lines, training_left
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
 from tasks.dataset import quarantine, versions
@@ -169,12 +169,45 @@ def test_a_plan_names_the_one_gpu_of_several(
 ) -> None:
     config = make_config(digits_dataset, tmp_path)
     version = versions.resolve(digits_dataset).name
-    for count, says in ((8, ", on one of 8 GPUs and its evaluations on another"), (1, ""), (0, "")):
+    for count, says in ((8, ", on one of 8 GPUs"), (1, ""), (0, "")):
         monkeypatch.setattr(gpus, "gpus_here", lambda count=count: count)
         assert summary_of(training_left(config, None)) == (f"clip, after the build{says}", True)
         new = training_left(config, version)
         assert new is not None and new.summary.startswith("a new run, digits-clip-")
         assert new.summary.endswith(says) and ("GPU" in new.summary) == (count > 1)
+
+
+@pytest.mark.parametrize(
+    ("gpus_of_machine", "changes", "says"),
+    [
+        (0, (), "each as soon as it is saved, on the CPU of this machine (evaluate.when: idle)"),
+        (0, ("evaluate.when=after",), "when the training has ended, on the CPU of this machine"),
+        (1, (), "when the training, which takes all GPUs, has ended, on a GPU of this machine"),
+        (
+            1,
+            ("evaluate.when=beside",),
+            "as soon as it is saved, on a GPU of this machine, beside the training",
+        ),
+        (2, (), "each as soon as no training holds a GPU, on a GPU of this machine"),
+        (2, ("engine.train={gpus: 2}",), "when the training, which takes all GPUs, has ended"),
+        (0, ("engine.train={kind: slurm, gpus: 4}",), "has ended, in a Slurm job of one GPU"),
+        (0, ("engine.evaluate={kind: slurm, gpus: 1}",), "as soon as it is saved, in Slurm jobs of 1 GPU"),
+    ],
+)
+def test_a_plan_says_when_and_where_it_evaluates(
+    gpus_of_machine: int,
+    changes: tuple[str, ...],
+    says: str,
+    digits_dataset: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gpus, "gpus_here", lambda: gpus_of_machine)
+    config = make_config(digits_dataset, tmp_path, *changes)
+    assert config.train is not None
+    line = evaluation_line(config, config.train)
+    assert line is not None and says in line, line
+    assert evaluation_line(config.model_copy(update={"evaluate": None}), config.train) is None
 
 
 def test_a_run_is_up_to_date_with_the_evaluations_asked_for(

@@ -19,8 +19,9 @@ from flows.commands import training
 from tasks.core import config as configs
 from tasks.core.errors import TarmacError, UsageError
 from tasks.core.files import read_json
+from tasks.core.lock import Lease
 from tasks.core.process import Identity
-from tasks.runs import jobs, ledger
+from tasks.runs import gpus, jobs, ledger
 from tasks.runs.folder import RunFolder
 from tasks.runs.jobs import Job
 from tasks.supervision import evaluation_jobs, evaluations
@@ -116,6 +117,96 @@ def test_a_benchmark_of_lmms_eval_is_known_by_its_own_name_and_has_no_time_limit
     results = read_json(run.eval_result(STEP))["results"]
     assert results == {"mmstar_average": STEP / 100, "quick_mmstar_average": STEP / 100}
     assert limits == [None, None]
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, ...]]:
+    """One GPU, which is the training's, and those that jobs of evaluations were given."""
+    monkeypatch.setattr(gpus, "LOCKS", tmp_path)
+    monkeypatch.setenv(gpus.VISIBLE_GPUS, "GPU-0")
+    monkeypatch.delenv(gpus.SPARE_GPUS, raising=False)
+    found: list[tuple[str, ...]] = []
+
+    def noted(*arguments: Any, **options: Any) -> Job:
+        found.append(tuple(options["on"]))
+        return submit(*arguments, **options)
+
+    monkeypatch.setattr(jobs, "submit", noted)
+    return found
+
+
+def run_evaluated(tmp_path: Path, when: str) -> RunFolder:
+    run = make_run(tmp_path, {"evaluation_s": 0.0}, evaluate={"every": STEP, "tasks": [TASK], "when": when})
+    fakes.save(run, STEP, b"weights")
+    return run
+
+
+def test_on_one_gpu_an_idle_evaluation_waits_for_the_training_and_says_so(
+    tmp_path: Path, given: list[tuple[str, ...]]
+) -> None:
+    run = run_evaluated(tmp_path, "idle")
+    training = gpus.take_gpus(["GPU-0"], 1, run.name)
+    assert isinstance(training, gpus.HeldGpus)
+    with Lease(run.lease):
+        driven = Evaluations(run, configs.reload(run.config), 1)
+        for _ in range(3):
+            assert driven.advance("going") and not given
+        (waiting,) = look_at_run(run).evaluations_waiting
+        used = f"GPU-0 is used by {run.name} (process {os.getpid()})"
+        assert waiting.waiting == f"waiting for a GPU: {used} (evaluate.when: idle)"
+    assert len(ledger.read_ledger(run.ledger)) == 1, "noted once"
+    training.release()
+    while driven.advance("complete"):
+        pass
+    assert given == [("GPU-0",)] and look_at_run(run).evaluations_done == 1
+    assert ledger.fold(ledger.read_ledger(run.ledger))[STEP, TASK].attempt == 1, "to wait is no try"
+    taken = gpus.take_gpus(["GPU-0"], 1, "the next")
+    assert isinstance(taken, gpus.GpusInUse), "by the job, which is this process"
+
+
+def test_an_evaluation_takes_another_gpu_at_once_and_beside_the_trainings_own(
+    tmp_path: Path, given: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = gpus.take_gpus(["GPU-0"], 1, "this")
+    assert isinstance(training, gpus.HeldGpus)
+    drive(run_evaluated(tmp_path / "alone", "beside"))
+    monkeypatch.setattr(evaluation_jobs, "hold_gpu", lambda run: None)  # the job would see GPU-1 alone
+    monkeypatch.setenv(gpus.SPARE_GPUS, "GPU-1")
+    drive(run_evaluated(tmp_path / "spare", "idle"))
+    assert given == [("GPU-0",), ("GPU-1",)]
+    training.release()
+
+
+def test_a_gpu_is_kept_for_a_job_until_it_holds_it_itself(
+    tmp_path: Path, given: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_evaluated(tmp_path, "after")
+    monkeypatch.setattr(evaluation_jobs, "hold_gpu", lambda run: None)
+    alive = Job("7", Identity.mine(), tmp_path)
+    monkeypatch.setattr(jobs, "submit", lambda *arguments, **options: alive)
+    driven = Evaluations(run, configs.reload(run.config), 1)
+    assert driven.advance("going") and not (run.path / "evaluated").exists()
+    driven.advance("complete")
+    driven.advance("complete")
+    assert isinstance(gpus.take_gpus(["GPU-0"], 1, "the next"), gpus.GpusInUse)
+    lease = Lease(run.evaluation_lease(STEP, TASK))
+    lease.acquire()
+    driven.advance("complete")
+    taken = gpus.take_gpus(["GPU-0"], 1, "the next")
+    assert isinstance(taken, gpus.HeldGpus), "the job is at work, and would hold it"
+    taken.release()
+    lease.release()
+
+
+def test_a_job_that_finds_a_training_on_its_gpu_fails_where_it_is_not_to_run_beside_it(
+    tmp_path: Path, given: list[tuple[str, ...]]
+) -> None:
+    training = gpus.take_gpus(["GPU-0"], 1, "another")
+    assert isinstance(training, gpus.HeldGpus)
+    evaluation_jobs.hold_gpu(run_evaluated(tmp_path / "beside", "beside"))
+    with pytest.raises(TarmacError, match=r"GPU-0 is used by another .* \(evaluate.when: idle\)"):
+        evaluation_jobs.hold_gpu(run_evaluated(tmp_path / "idle", "idle"))
+    training.release()
 
 
 def test_submissions_that_are_refused_for_a_while_cost_no_try(

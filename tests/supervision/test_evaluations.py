@@ -10,11 +10,13 @@ import pytest
 from tasks.runs.ledger import LedgerEntry
 from tasks.supervision.evaluations import (
     EvaluationEvidence,
+    Hold,
     JobFailure,
     Mark,
     Pause,
     Submit,
     WantedEvaluation,
+    hold_of,
     next_actions,
     reopened,
     unfinished,
@@ -39,6 +41,17 @@ def test_a_checkpoint_is_submitted_when_it_is_there_and_a_place_is_free() -> Non
     assert next_actions([A, B, C], {}, two, jobs=2) == [Submit(A, 1), Submit(B, 1)]
     busy = replace(two, alive=(A.key,))
     assert next_actions([A, B, C], {A.key: entry(A, "submitted")}, busy, jobs=1) == []
+
+
+def test_evaluations_after_the_training_are_held_until_it_has_ended() -> None:
+    assert [hold_of(when, "going") for when in ("idle", "beside")] == ["", ""]
+    assert hold_of("after", "complete") == hold_of("after", "broken") == ""
+    held = replace(TWO, hold=hold_of("after", "going"))
+    assert next_actions([A, B], {}, held, jobs=1) == [
+        Hold(A, "waits for the training's end (evaluate.when: after)")
+    ]
+    busy = replace(held, alive=(A.key,))
+    assert next_actions([A, B], {A.key: entry(A, "submitted")}, busy, jobs=1) == [], "there is no place"
 
 
 def test_a_job_that_works_is_running_and_a_result_is_done() -> None:

@@ -74,6 +74,35 @@ def test_the_first_free_gpus_are_taken_all_or_none(gpu: str) -> None:
         gpus.take_gpus([gpu], 2, "greedy")
 
 
+def test_evaluations_share_a_gpu_and_a_training_waits_for_those_that_run_alone(
+    gpu: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpus, "LOCKS", tmp_path)
+    monkeypatch.setattr(gpus, "NEXT_S", 0.2)
+    other = f"{gpu}-1"
+    training = gpus.take_gpus([gpu], 1, "first")
+    assert isinstance(training, gpus.HeldGpus)
+    refused = gpus.take_gpu_to_evaluate([gpu], "first")
+    assert str(refused) == f"waiting for a GPU: {gpu} is used by first (process {os.getpid()})"
+    beside = gpus.take_gpu_to_evaluate([gpu, other], "first")
+    assert isinstance(beside, gpus.HeldGpus) and beside.names == (other,)
+    beside.release()
+    training.release()
+    shared = [gpus.take_gpu_to_evaluate([gpu], "first") for _ in range(2)]
+    assert all(isinstance(one, gpus.HeldGpus) for one in shared)
+    waiting = gpus.take_gpus([gpu], 1, "second")
+    assert str(waiting).endswith(f"used by an evaluation of first (process {os.getpid()})")
+    next_one = gpus.take_gpu_to_evaluate([gpu], "first")
+    assert str(next_one) == "waiting for a GPU: a training takes the next one"
+    for one in shared:
+        assert isinstance(one, gpus.HeldGpus)
+        one.release()
+    second = gpus.take_gpus([gpu], 1, "second")
+    assert isinstance(second, gpus.HeldGpus)
+    second.release()
+    wait_for(lambda: isinstance(gpus.take_gpu_to_evaluate([gpu], "first"), gpus.HeldGpus))
+
+
 @pytest.mark.proof
 def test_a_second_run_waits_for_the_gpu_and_names_who_has_it(tmp_path: Path, gpu: str) -> None:
     first = make_run(tmp_path / "first", {"step_s": 0.1})

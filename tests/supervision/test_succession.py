@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from tests.supervision.fakes import make_config
+import pytest
+
+from tasks.core.engines.slurm_queue import SlurmJob
+from tasks.core.schema import Engines
+from tasks.runs import gpus
+from tasks.supervision import allocation
+from tasks.supervision.allocation import Succession
+from tests.supervision.fakes import make_config, make_run
 
 
 def test_the_job_that_keeps_evaluations_asks_for_one_core_and_no_gpu(tmp_path: Path) -> None:
@@ -29,3 +37,49 @@ def test_the_job_that_keeps_evaluations_asks_for_one_core_and_no_gpu(tmp_path: P
         assert (found.account, found.cpus, found.memory, found.gpus) == ("lab", 1, 10**9, None)
         assert (found.setup, found.extra, found.time) == (["module load cuda"], {"qos": "low"}, None)
     assert (first.partition, second.partition) == (None, "gpu"), "the cluster's own, then the training's"
+
+
+def test_evaluations_in_the_trainings_job_go_on_in_one_with_one_gpu_and_its_share() -> None:
+    train = {
+        "kind": "slurm",
+        "partition": "gpu",
+        "gpus": 4,
+        "cpus": 30,
+        "memory": "400GB",
+        "time": "48h",
+        "extra": {"exclusive": True, "gres": "gpu:a100:4", "qos": "low"},
+    }
+    (found,) = Engines.model_validate({"train": train}).for_successor()
+    assert (found.gpus, found.cpus, found.memory) == (1, 8, 100 * 10**9)
+    assert (found.extra, found.time) == ({"gres": "gpu:a100:1", "qos": "low"}, 48 * 3600)
+    (same,) = Engines.model_validate({"train": {**train, "gpus": 1, "extra": None}}).for_successor()
+    assert (same.gpus, same.cpus, same.memory) == (1, 30, 400 * 10**9)
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "seen", "aside_s", "due"),
+    [
+        ("local", "0,1", None, True),
+        ("local", "0", None, False),
+        ("local", "", None, False),
+        ("local", "0,1", 60, False),
+        ("slurm", "", None, True),
+    ],
+)
+def test_a_job_is_left_where_the_evaluations_need_less(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    evaluate: str,
+    seen: str,
+    aside_s: int | None,
+    due: bool,
+) -> None:
+    monkeypatch.setattr(allocation, "own_job", lambda: SlurmJob("1", "x", 0))
+    monkeypatch.setenv(gpus.VISIBLE_GPUS, seen)
+    monkeypatch.delenv(gpus.SPARE_GPUS, raising=False)
+    engine: dict[str, Any] = {"train": {"kind": "slurm"}, "evaluate": {"kind": evaluate}}
+    config = make_config(tmp_path, engine=engine)
+    succession = Succession(make_run(tmp_path), config, aside_s)
+    assert succession.is_due(0.0) is due
+    succession.is_time_over = True
+    assert succession.is_due(0.0) or not (aside_s or due)

@@ -128,6 +128,26 @@ def evaluations_of(run: RunFolder) -> set[str]:
     return {job.id for job in jobs}
 
 
+@pytest.mark.proof
+def test_evaluations_in_the_trainings_job_go_on_in_a_smaller_one(tmp_path: Path) -> None:
+    """The nodes have no GPUs, so the script claims two."""
+    setup = ["export SLURM_JOB_GPUS=0,1 CUDA_VISIBLE_DEVICES=GPU-0,GPU-1"]
+    slurm = {"ranks": 1, "setup": setup}
+    blocks = {"evaluate": {"every": 20, "tasks": ["zero_shot"], "when": "after"}}
+    run = make_run(tmp_path, {"evaluation_s": 1.0}, slurm=slurm, jobs={"kind": "local", "jobs": 1}, **blocks)
+    launch.start_or_adopt(run)
+    finish(run)
+    training, keeper = record.load_record(run).attempts
+    assert (training.outcome, keeper.outcome) == ("succeeded", "evaluated")
+    assert training.job != keeper.job
+    entries = ledger.read_ledger(run.ledger)
+    ran = [entry for entry in entries if entry.job is not None]
+    assert ran and all(Job.from_json(entry.job, run.path).slurm is None for entry in ran if entry.job)
+    assert {entry.attempt for entry in ran} == {1} and min(entry.at for entry in ran) > (training.ended or 0)
+    held = [entry for entry in entries if entry.reason]
+    assert {entry.reason for entry in held} == {"waits for the training's end (evaluate.when: after)"}
+
+
 def test_what_waits_in_the_queue_says_why_is_adopted_and_cancelled(tmp_path: Path) -> None:
     run = make_run(tmp_path, slurm={"extra": {"hold": True}})
     launch.start_or_adopt(run)

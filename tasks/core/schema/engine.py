@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -141,6 +142,24 @@ def _require_slurm(stage: BuildEngine | TrainEngine | EvaluateEngine, *names: st
         raise ValueError(f"{given[0]} needs kind: slurm")
 
 
+def _for_one_gpu(train: TrainEngine) -> TrainEngine:
+    """Return the training's settings without the GPUs beyond the first, and without their share of the
+    rest."""
+    parts = train.gpus or 1
+    whole = {"exclusive", "gpus"} if parts > 1 else set()
+    extra = {name: value for name, value in (train.extra or {}).items() if name not in whole}
+    if "gres" in extra:
+        extra["gres"] = re.sub(r"^(gpu(?::[^:,]+)?):\d+$", r"\1:1", str(extra["gres"]))
+    return train.model_copy(
+        update={
+            "gpus": train.gpus and 1,
+            "cpus": train.cpus and math.ceil(train.cpus / parts),
+            "memory": train.memory and math.ceil(train.memory / parts),
+            "extra": extra or None,
+        }
+    )
+
+
 Stage = TypeVar("Stage", BuildEngine, TrainEngine, EvaluateEngine)
 EVALUATION_S = 3600
 UNLIMITED_KINDS = frozenset({"lmms_eval"})
@@ -176,10 +195,15 @@ class Engines(Block):
             return found
         return found.model_copy(update={"time": EVALUATION_S})
 
-    def for_successor(self) -> list[EvaluateEngine]:
-        """Return the settings to try, in order, for the job that runs a finished training's evaluations: one
-        core and no GPU, first in the default partition and then in the training's partition."""
+    def for_successor(self) -> list[TrainEngine | EvaluateEngine]:
+        """Return the settings to try, in order, for the job that keeps a finished training's evaluations.
+
+        Evaluations in it take one GPU, with its share of the cores and the memory. For those that are Slurm
+        jobs it takes one core and no GPU, first in the default partition and then in the training's.
+        """
         train = self.for_train()
+        if self.evaluate.kind != "slurm":
+            return [_for_one_gpu(train)]
         extra = {name: value for name, value in (self.slurm.extra or {}).items() if name not in LARGE}
         wanted = {
             "kind": "slurm",

@@ -359,6 +359,11 @@ class Evaluate(Block):
     every: Annotated[int, Field(ge=1)]
     """Steps between evaluated checkpoints, a multiple of `train.checkpoint_every`; the last checkpoint is
     always evaluated."""
+    when: Literal["idle", "beside", "after"] = "idle"
+    """When a checkpoint is evaluated. `idle`: as soon as there is a GPU that no training holds, on a machine
+    without GPUs at once. `beside`: at once, where need be on a GPU of the training, which needs memory for
+    both. `after`: when the training has ended, and then like `idle`. A Slurm job has GPUs of its own, so
+    there `idle` is `beside`."""
     tasks: Annotated[list[Task], Field(min_length=1)]
     start: bool | None = None
     """Whether the weights that a training starts from are evaluated before its first step, as a checkpoint of
