@@ -17,7 +17,7 @@ from tasks.core.errors import UsageError
 from tasks.core.units import count, counted, duration, percent, size
 
 if TYPE_CHECKING:
-    from tasks.core.schema import Config, Train, TrainEngine
+    from tasks.core.schema import Config, Train
     from tasks.dataset.building.forecast import ConversionWork, Forecast
     from tasks.dataset.init import PlaceSurvey
     from tasks.dataset.quarantine import Quarantined
@@ -161,7 +161,7 @@ def plan(config: ConfigFile, /, *, changes: Changes = None, as_json: AsJson = Fa
     lines = list(_build_lines(settings, build))
     if training is not None:
         lines.append(f"train     {training.summary}")
-        lines += [f"          {line}" for line in setting_lines(training.settings, settings.engine.train)]
+        lines += [f"          {line}" for line in setting_lines(settings, training.settings)]
         lines += [f"!         {doubt}" for doubt in training.doubts]
         if (evaluations := evaluation_line(settings, training.settings)) is not None:
             lines.append(f"evaluate  {evaluations}")
@@ -300,7 +300,7 @@ def training_left(settings: Config, version: str | None, most: int | None = None
     return TrainingLeft(f"goes on: {run.name}, {at}{_place(settings)}", known, doubts=doubted)
 
 
-def setting_lines(train: Train, engine: TrainEngine) -> Iterator[str]:
+def setting_lines(settings: Config, train: Train) -> Iterator[str]:
     """Say by which steps, rates and arithmetic the weights are changed, whoever decided on them."""
     from tasks.diagnosis.own_run import checkpoints_of
     from tasks.runs.gpus import trains_on_gpus
@@ -324,13 +324,13 @@ def setting_lines(train: Train, engine: TrainEngine) -> Iterator[str]:
     clip = f"gradients clipped at {train.grad_clip:g}" if train.grad_clip else "no clipping"
     betas = " and ".join(f"{beta:g}" for beta in train.betas)
     yield f"AdamW with betas {betas}, eps {train.eps:g}, weight decay {decay}; {clip}"
-    on_gpus = trains_on_gpus(engine)
+    on_gpus = trains_on_gpus(settings.engine.train)
     exact = not on_gpus if train.deterministic is None else train.deterministic
     price = ", which forbids TensorFloat-32 and the fastest kernels" if exact and on_gpus else ""
     bits = f"a resume is exact to the bit{price}" if exact else "a resume is not exact to the bit"
     yield f"{train.precision} on {'GPUs' if on_gpus else 'the CPU'}; {bits}"
     if train.steps is not None:
-        checkpoints, each = checkpoints_of(train, train.steps)
+        checkpoints, each = checkpoints_of(settings, train, train.steps)
         of = f" of {size(each)}, {size(checkpoints * each)} in all" if each else ""
         kept = "" if train.keep is not None else "; train.keep keeps fewer"
         yield f"checkpoints on the disk: at most {count(checkpoints)}{of}{kept}"

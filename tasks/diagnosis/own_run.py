@@ -34,6 +34,7 @@ from tasks.models import hub
 from tasks.models.held_out import held_out
 from tasks.models.recipes import options_type
 from tasks.runs.data import overfull
+from tasks.runs.gpus import share_gpus
 
 TRAIN = "train"
 BYTES_PER_WEIGHT = 12
@@ -272,22 +273,29 @@ def weights(model: Mapping[str, Any]) -> int:
     return int(blocks + tokens + 3 * vision.get("patch_size", 16) ** 2 * vision["width"])
 
 
-def checkpoints_of(train: Train, steps: int) -> tuple[int, int]:
+def checkpoints_of(config: Config, train: Train, steps: int) -> tuple[int, int]:
     """Return how many checkpoints of a run of `steps` lie on the disk at once, and the bytes of each; 0 bytes
-    for a model whose size is not known."""
+    for a model whose size is not known. Those that wait to be evaluated stay."""
     per_weight = 8 if train.lora else BYTES_PER_WEIGHT + (4 if train.ema else 0)
     each = per_weight * weights(described(train))
     count = math.ceil(steps / train.checkpoint_every)
     if train.keep is not None:
         on_the_way = 1
         several = steps // train.keep.every if train.keep.every else 0
-        count = min(count, train.keep.latest + train.keep.best + several + on_the_way)
+        waiting = config.evaluate.steps(steps) if config.evaluate is not None and _wait(config) else ()
+        count = min(count, train.keep.latest + train.keep.best + several + on_the_way + len(waiting))
     return count, each
+
+
+def _wait(config: Config) -> bool:
+    """Whether checkpoints wait for the training's end to be evaluated."""
+    when = "" if config.evaluate is None else config.evaluate.when
+    return when == "after" or (when == "idle" and share_gpus(config.engine))
 
 
 def _disk(case: OwnCase) -> Iterator[Finding]:
     """Compare the size of all checkpoints of the run with the free space where runs lie."""
-    count, each = checkpoints_of(case.train, case.steps)
+    count, each = checkpoints_of(case.config, case.train, case.steps)
     if each * count > case.free_bytes:
         fitting = max(int(case.free_bytes // each), 1)
         every = math.ceil(case.steps / fitting)

@@ -184,14 +184,15 @@ def take_gpus(visible: Sequence[str], count: int, run: str) -> HeldGpus | GpusIn
     return GpusInUse(tuple(holders))
 
 
-def take_gpu_to_evaluate(names: Sequence[str], run: str) -> HeldGpus | GpusInUse:
-    """Take the first of these GPUs that no training holds, beside the evaluations on it.
+def take_gpu_to_evaluate(names: Sequence[str], run: str, *, is_kept: bool = False) -> HeldGpus | GpusInUse:
+    """Take the first of these GPUs that no training holds, beside the evaluations on it. With `is_kept` a
+    training that waits does not go first, as the GPU was taken for this evaluation before.
 
     TarmacError and OSError as `take_gpus`.
     """
     folder = _lock_folder()
     with suppress(FileNotFoundError):
-        if time.time() - (folder / NEXT).stat().st_mtime < NEXT_S:
+        if not is_kept and time.time() - (folder / NEXT).stat().st_mtime < NEXT_S:
             return GpusInUse(("a training takes the next one",))
     holders = []
     for name in names:

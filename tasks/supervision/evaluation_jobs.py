@@ -399,7 +399,7 @@ def hold_gpu(run: RunFolder) -> None:
     """Hold this job's GPU to its end, so that no training starts on it; TarmacError where one has done so
     that the evaluation is not to run beside."""
     visible = visible_gpus()
-    found = take_gpu_to_evaluate(visible, run.name) if visible else None
+    found = take_gpu_to_evaluate(visible, run.name, is_kept=True) if visible else None
     evaluate = reload(run.config).evaluate if isinstance(found, GpusInUse) else None
     if evaluate is not None and evaluate.when != "beside":
         raise TarmacError(f"{found} (evaluate.when: {evaluate.when})")

@@ -193,6 +193,18 @@ def test_checkpoints_that_do_not_fit_the_disk_are_an_error(tmp_path: Path) -> No
     assert "disk.too_small" not in judge(tmp_path, free=20e9, train={**train, "checkpoint_every": every})
 
 
+def test_checkpoints_that_wait_to_be_evaluated_count_although_few_are_kept(tmp_path: Path) -> None:
+    train = {"model": {"name": "ViT-B-32"}, "steps": 1000, "checkpoint_every": 10, "keep": {"latest": 2}}
+    tasks = ["zero_shot"]
+    at_once, after = (
+        config(tmp_path, train=train, evaluate={"every": 50, "tasks": tasks, "when": when})
+        for when in ("beside", "after")
+    )
+    assert at_once.train is not None and after.train is not None
+    few, each = own_run.checkpoints_of(at_once, at_once.train, 1000)
+    assert own_run.checkpoints_of(after, after.train, 1000) == (few + 20, each)
+
+
 def test_weights_that_are_not_there_are_an_error(tmp_path: Path) -> None:
     write_version(tmp_path)
     weights = tmp_path / "w.safetensors"

@@ -160,7 +160,7 @@ def test_a_plan_says_all_that_a_recipe_or_the_device_decided_on(
     config = make_config(digits_dataset, tmp_path, *changes)
     left = training_left(config, versions.resolve(digits_dataset).name)
     assert left is not None
-    lines = list(setting_lines(left.settings, config.engine.train))
+    lines = list(setting_lines(config, left.settings))
     assert all(said in "; ".join(lines) for said in says), lines
 
 

@@ -94,6 +94,9 @@ def test_evaluations_share_a_gpu_and_a_training_waits_for_those_that_run_alone(
     assert str(waiting).endswith(f"used by an evaluation of first (process {os.getpid()})")
     next_one = gpus.take_gpu_to_evaluate([gpu], "first")
     assert str(next_one) == "waiting for a GPU: a training takes the next one"
+    taken_before = gpus.take_gpu_to_evaluate([gpu], "first", is_kept=True)
+    assert isinstance(taken_before, gpus.HeldGpus), "its job has only now come to hold it"
+    taken_before.release()
     for one in shared:
         assert isinstance(one, gpus.HeldGpus)
         one.release()

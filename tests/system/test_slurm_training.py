@@ -148,6 +148,27 @@ def test_evaluations_in_the_trainings_job_go_on_in_a_smaller_one(tmp_path: Path)
     assert {entry.reason for entry in held} == {"waits for the training's end (evaluate.when: after)"}
 
 
+@pytest.mark.proof
+def test_an_evaluation_that_its_jobs_time_limit_cuts_short_is_a_try_in_the_next_job(tmp_path: Path) -> None:
+    setup = ["export SLURM_JOB_GPUS=0,1 CUDA_VISIBLE_DEVICES=GPU-0,GPU-1"]
+    slurm = {"ranks": 1, "setup": setup}
+    run = make_run(tmp_path, {"evaluation_s": 600.0}, slurm=slurm, jobs={"kind": "local", "jobs": 1})
+    launch.start_or_adopt(run)
+    until("the evaluation", lambda: len(record.load_record(run).attempts) == 2 and at_work(run), 240)
+    keeper = job_of(run)
+    (run.path / "fake.json").write_text('{"evaluation_s": 0.1}')
+    subprocess.run(["scancel", "--batch", "--signal=USR2", keeper.id], check=True)
+    finish(run)
+    attempts = record.load_record(run).attempts
+    assert [one.outcome for one in attempts] == ["succeeded", "handed over", "evaluated"]
+    (last,) = ledger.fold(ledger.read_ledger(run.ledger)).values()
+    assert (last.state, last.attempt, len(last.tried)) == ("done", 2, 1), "so there is an end"
+
+
+def at_work(run: RunFolder) -> bool:
+    return any(entry.state == "running" for entry in ledger.read_ledger(run.ledger))
+
+
 def test_what_waits_in_the_queue_says_why_is_adopted_and_cancelled(tmp_path: Path) -> None:
     run = make_run(tmp_path, slurm={"extra": {"hold": True}})
     launch.start_or_adopt(run)
