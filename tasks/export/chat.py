@@ -1,4 +1,4 @@
-"""The common parts of exports of vision-language models: SigLIP's tower, the tokenizer, the question."""
+"""The common parts of exports of vision-language models: the tower, the tokenizer, the question."""
 
 from __future__ import annotations
 
@@ -7,32 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from tasks.export.formats import ProofQuestion, picture, refuse
 from tasks.models.vlm.chat_text import END, START, ChatMessage
 from tasks.models.vlm.vlm import VlmRecipe
-from tasks.models.vlm.vlm_towers import OpenClipTower, TrunkTower
+from tasks.models.vlm.vlm_layouts import why_no_siglip
 
 ASKED = f"{START}user\nIt's a picture: what is in it, at 3 o'clock?{END}\n{START}assistant\n"
 
 
-def siglip_of(model: Any, target: str) -> tuple[dict[str, Tensor], Any]:
-    """Return the vision tower's weights by SigLIP's names, without a pooling head, and its config.
-
-    Raises UsageError for another kind of tower.
-    """
-    tower = model.vision.tower
-    instead = (
-        "give train.model.vision a SigLIP model of transformers, such as google/siglip2-base-patch16-512"
-    )
-    if isinstance(model.vision, TrunkTower | OpenClipTower):
-        raise refuse(target, "the vision tower comes from open_clip", instead)
-    config = getattr(tower.config, "vision_config", tower.config)
-    if "siglip" not in config.model_type or config.model_type.startswith("siglip2"):
-        raise refuse(target, f"the vision tower is a {config.model_type}, but has to be SigLIP's", instead)
-    weights = {name.removeprefix("vision_model."): value for name, value in tower.state_dict().items()}
-    return {name: value for name, value in weights.items() if not name.startswith("head.")}, config
+def require_siglip(model: Any, target: str) -> None:
+    """Raise UsageError for a vision tower that is not SigLIP's of transformers."""
+    reason = why_no_siglip(model)
+    if reason is not None:
+        instead = "give train.model.vision a SigLIP model of transformers, such as "
+        raise refuse(target, reason, f"{instead}google/siglip2-base-patch16-512")
 
 
 def save_tokenizer(recipe: VlmRecipe, folder: Path) -> None:

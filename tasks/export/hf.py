@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tasks.export.chat import ask_chat, save_tokenizer, siglip_of
+from tasks.export.chat import ask_chat, require_siglip, save_tokenizer
 from tasks.export.formats import TEXTS, ProofQuestion, TrainedModel, Written, picture, refuse
 from tasks.export.open_clip import described, features
 from tasks.models.clip.clip import ClipRecipe
 from tasks.models.ct.ct_clip_options import CtClipOptions
 from tasks.models.ct.ct_reports import LEFT_OUT
+from tasks.models.vlm import vlm_layouts as layouts
 from tasks.models.vlm.vlm import VlmRecipe
 
 VISION = {"layers", "width", "head_width", "mlp_ratio", "patch_size", "image_size", "patch_dropout"}
@@ -38,16 +39,6 @@ BLOCK = {
 EVENLY_CROPPED = ((300, 100), (100, 300), (90, 90), (640, 640))
 """Sizes of pictures that lose equally many pixels on both sides: of an odd number, transformers' processor
 takes the larger half from the other side than torchvision."""
-IDEFICS3_VISION = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "image_size",
-    "patch_size",
-    "hidden_act",
-    "layer_norm_eps",
-)
 RESAMPLING = {"bilinear": 2, "bicubic": 3}
 """Pillow's numbers of interpolations."""
 
@@ -195,21 +186,19 @@ def _clip_weights(model: Any) -> dict[str, Tensor]:
 
 
 def _vlm(recipe: VlmRecipe, model: Any, folder: Path) -> Written:
-    tower, vision = siglip_of(model, "hf")
-    language = model.language.config
+    require_siglip(model, "hf")
+    language, vision = model.language.config, layouts.vision_config(model)
     library = _transformers()
     config = library.Idefics3Config(
         text_config=language.to_dict(),
-        vision_config={name: getattr(vision, name) for name in IDEFICS3_VISION},
+        vision_config={name: getattr(vision, name) for name in layouts.IDEFICS3_VISION},
         scale_factor=model.projector.factor,
         image_token_id=recipe.chat.text.image,
         tie_word_embeddings=language.tie_word_embeddings,
     )
-    weights = {f"model.vision_model.{name}": value for name, value in tower.items()}
-    weights["model.connector.modality_projection.proj.weight"] = model.projector.linear.weight.detach()
-    for name, value in model.language.state_dict().items():
-        inside = name.removeprefix("model.")
-        weights[f"model.text_model.{inside}" if inside != name else name] = value
+    mine = layouts.weights_of(model)
+    weights = layouts.store(layouts.idefics3_layout(mine), mine)
+    weights.setdefault("lm_head.weight", mine[layouts.EMBEDDING])
     with torch.device("meta"):
         theirs = library.Idefics3ForConditionalGeneration(config)
     try:

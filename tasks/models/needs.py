@@ -46,6 +46,7 @@ WEIGHTS = Part(
         ("pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"),
     ),
 )
+SAFE_WEIGHTS = Part("weights as safetensors", WEIGHTS.alternatives[:2])
 _BESIDE_TOKENIZER = (
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -61,6 +62,7 @@ TOKENIZER = Part(
     _BESIDE_TOKENIZER,
 )
 FAST_TOKENIZER = Part("tokenizer", (("tokenizer.json",),), _BESIDE_TOKENIZER)
+TOKENIZER_IF_ANY = Part("tokenizer", ((),), ("tokenizer.json", *_BESIDE_TOKENIZER))
 PICTURES = Part("picture settings", (("preprocessor_config.json",),))
 KIND_IF_ANY = Part("config", ((),), ("config.json",))
 """transformers recognises a tokenizer that does not name its own kind by the model's config."""
@@ -109,8 +111,20 @@ Need = PathNeed | HubNeed | UnknownNeed
 
 def of_transformers(key: str, name: str, *parts: Part) -> Need:
     """The need for parts of a transformers model, named by its repository or its folder."""
-    is_path = os.path.isdir(name) or name.startswith((os.sep, ".", "~"))
-    return PathNeed(key, name) if is_path else HubNeed(key, name, parts)
+    return PathNeed(key, name) if is_path(name) else HubNeed(key, name, parts)
+
+
+def is_path(name: str) -> bool:
+    """Return whether the name means a file or folder and no repository of the hub."""
+    return os.path.exists(name) or name.startswith((os.sep, ".", "~")) or name.endswith(".safetensors")
+
+
+def whole_need(key: str, name: str) -> Need:
+    """The need for a whole model: a file of weights, or a folder or repository with config and weights.
+
+    A checkpoint of nanoVLM's has no tokenizer of its own.
+    """
+    return of_transformers(key, name, CONFIG, SAFE_WEIGHTS, TOKENIZER_IF_ANY)
 
 
 def of_open_clip_text(key: str, text: Mapping[str, Any], *, weights: bool) -> Sequence[Need]:

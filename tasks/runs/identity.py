@@ -88,13 +88,29 @@ def identity(config: Config, data: Sequence[DataRef], quarantine: str | None = N
 
 
 def _by_content(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the model with the BLAKE3 of its file of pretrained weights in place of the path."""
-    weights = model.get("pretrained")
-    if not isinstance(weights, str) or not Path(weights).is_file():
+    """Return the model with the BLAKE3 of its pretrained weights in place of their path."""
+    files = weight_files(model)
+    if not files:
         return dict(model)
     with unreadable_as_error():
-        content = blake3_file(Path(weights))
+        found = {path.name: blake3_file(path) for path in files}
+    content = next(iter(found.values())) if Path(model["pretrained"]).is_file() else digest(found)
     return {**model, "pretrained": f"blake3:{content[:ID_DIGITS]}"}
+
+
+def weight_files(model: Mapping[str, Any]) -> list[Path]:
+    """Return the file of pretrained weights, or the files of a checkpoint's folder that shape the model;
+    nothing where the weights are named otherwise."""
+    given = model.get("pretrained")
+    if not isinstance(given, str) or not given:
+        return []
+    path = Path(given)
+    if path.is_file():
+        return [path]
+    if not (path / "config.json").is_file():
+        return []
+    found = (path / "config.json", *path.glob("*.safetensors"), *path.glob("**/tokenizer.json"))
+    return sorted(found)
 
 
 def run_id(fields: dict[str, Any]) -> str:

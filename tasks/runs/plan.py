@@ -36,7 +36,7 @@ from tasks.runs.data import (
 )
 from tasks.runs.folder import ARCHIVE, RunFolder
 from tasks.runs.gpus import compute_in_bf16, trains_on_gpus
-from tasks.runs.identity import DataRef, identity, run_id
+from tasks.runs.identity import DataRef, identity, run_id, weight_files
 from tasks.runs.record import RunRecord
 
 WRITTEN_S = 15.0
@@ -191,8 +191,8 @@ def _resolved(train: Train, engine: TrainEngine, version: Path) -> Train:
     shares = [share.model_copy(update={"dataset": _absolute(share.dataset)}) for share in train.data or ()]
     changes: dict[str, Any] = {"data": shares} if shares else {}
     weights = train.model.get("pretrained")
-    if isinstance(weights, str) and os.path.isfile(weights):
-        changes["model"] = {**train.model, "pretrained": os.path.abspath(weights)}
+    if weight_files(train.model):
+        changes["model"] = {**train.model, "pretrained": os.path.abspath(str(weights))}
     elif isinstance(weights, str) and os.path.isabs(weights):
         raise UsageError(
             f"train.model.pretrained: there is no file {weights}; the run's id depends on its content"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -260,6 +261,35 @@ def test_weights_are_named_by_their_content(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "mine.pt").unlink()
     with pytest.raises(UsageError, match=r"train\.model\.pretrained: there is no file .*mine\.pt"):
         locate(changed(config, "train.model.pretrained", str(tmp_path / "mine.pt")), version)
+
+
+def test_a_folder_of_weights_is_named_by_the_content_that_shapes_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    version = make_version(tmp_path)
+    for name in ("mine", "copy"):
+        (tmp_path / name / "tokenizer").mkdir(parents=True)
+        for file in ("config.json", "model.safetensors", "tokenizer/tokenizer.json"):
+            (tmp_path / name / file).write_text(file)
+    (tmp_path / "copy/README.md").write_text("of no effect")
+    model = {"vision": "tarmac/chat", "language": "tarmac/chat", "pixel_shuffle": 2, "max_side": 32}
+    config, copy = (
+        make_config(tmp_path, train={"recipe": "vlm", "model": {**model, "pretrained": name}})
+        for name in ("mine", "copy")
+    )
+    run = plan(config, version)
+    kept = configs.reload(run.config).train
+    assert kept is not None and kept.model["pretrained"] == str(tmp_path / "mine")
+    assert locate(copy, version) == run
+    found = {run}
+    for file in ("config.json", "model.safetensors", "tokenizer/tokenizer.json"):
+        (tmp_path / "mine" / file).write_text("other")
+        found.add(locate(config, version))
+    assert len(found) == 4
+    shutil.rmtree(tmp_path / "mine")
+    with pytest.raises(UsageError, match=r"train\.model\.pretrained: there is no file .*mine"):
+        locate(changed(config, "train.model.pretrained", str(tmp_path / "mine")), version)
 
 
 def test_an_evaluation_of_a_step_long_passed_is_refused(tmp_path: Path) -> None:

@@ -152,9 +152,15 @@ def _tokenizer_of(name: str, grid: int) -> Any:
     tokenizer.no_padding()
     tokenizer.no_truncation()
     # A token that the tokenizer knows already keeps its number.
-    added = (START, END, IMAGE, WHOLE, *_tile_names(grid, grid))
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in added])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in added_tokens(grid)]
+    )
     return tokenizer
+
+
+def added_tokens(grid: int) -> tuple[str, ...]:
+    """Return the tokens that a text tokenizer may lack, for up to `grid` tiles per side."""
+    return (START, END, IMAGE, WHOLE, *_tile_names(grid, grid))
 
 
 def _byte_tokenizer() -> Any:
@@ -168,9 +174,9 @@ def _byte_tokenizer() -> Any:
     return tokenizer
 
 
-def file_of(name: str, file: str) -> Path:
+def file_of(name: str, file: str, key: str = "train.model") -> Path:
     """Return a file of a transformers model: from the folder `name`, or from the hub's repository of that
-    name.
+    name. `key` is the config key that names it.
 
     Raises UsageError for a name that is neither, DataError where the file is not cached and the hub does not
     answer.
@@ -179,7 +185,7 @@ def file_of(name: str, file: str) -> Path:
         path = Path(name, file)
         if path.is_file():
             return path
-        raise UsageError(f"train.model: the folder {name} holds no {file}; save model and tokenizer there")
+        raise UsageError(f"{key}: the folder {name} holds no {file}; save model and tokenizer there")
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import (
         EntryNotFoundError,
@@ -192,13 +198,13 @@ def file_of(name: str, file: str) -> Path:
         return Path(hf_hub_download(name, file))
     except LocalEntryNotFoundError as error:
         raise DataError(
-            f"train.model: {file} of {name} is not on this machine, and the hub does not answer; "
+            f"{key}: {file} of {name} is not on this machine, and the hub does not answer; "
             "download it where there is a network"
         ) from error
     except (HFValidationError, RepositoryNotFoundError):
-        raise UsageError(f"train.model: {name!r} is neither a folder nor a model of the hub") from None
+        raise UsageError(f"{key}: {name!r} is neither a folder nor a model of the hub") from None
     except EntryNotFoundError:
-        raise UsageError(f"train.model: {name} has no {file}") from None
+        raise UsageError(f"{key}: {name} has no {file}") from None
     except OSError as error:
         problem = first_line(error)
-        raise DataError(f"train.model: {file} of {name} cannot be downloaded: {problem}") from error
+        raise DataError(f"{key}: {file} of {name} cannot be downloaded: {problem}") from error

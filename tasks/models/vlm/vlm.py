@@ -12,19 +12,16 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
-from safetensors import SafetensorError
-from safetensors.torch import load_model
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 from torchvision.transforms.functional import resize
 
-from tasks.core.errors import DataError, UsageError, first_line
+from tasks.core.errors import DataError, UsageError
 from tasks.loader.collate import Batch, Collate
 from tasks.loader.decoders import decode_image, decode_json, picture_size
 from tasks.loader.workers import Transform
@@ -32,6 +29,7 @@ from tasks.models.recipes import Recipe
 from tasks.models.task import Answerer, Loss, Question, Task
 from tasks.models.vlm.chat_text import ASSISTANT, NOT_A_TARGET, USER, ChatMessage, ChatText, Encoded, Grid
 from tasks.models.vlm.vlm_options import VlmOptions
+from tasks.models.vlm.vlm_pretrained import load_whole
 from tasks.models.vlm.vlm_towers import (
     Projector,
     VisionTower,
@@ -160,15 +158,14 @@ class VlmRecipe(Recipe):
 
     def build_model(self, *, pretrained: bool = True) -> nn.Module:
         options, chat = self._options, self.chat
-        whole = options.pretrained if pretrained else None
-        of_parts = pretrained and whole is None
+        of_parts = pretrained and options.pretrained is None
         vision = build_vision(options.vision, options.vision_pretrained, pretrained=of_parts)
         language = build_language(options.language, chat.text.size, pretrained=of_parts)
         language_width = language.get_input_embeddings().embedding_dim
         projector = Projector(options.pixel_shuffle, measure_width(vision), language_width)
         model = VisionLanguageModel(vision, projector, language, chat.text.image)
-        if whole is not None:
-            load_whole(model, whole)
+        if pretrained and not of_parts:
+            load_whole(model, options, chat)
         return model
 
     def task(self, model: nn.Module) -> VlmTask:
@@ -224,20 +221,6 @@ class VisionLanguageModel(nn.Module):
         projected = projected.flatten(0, -2)
         places = nonzero_of((tokens == self._image_token).flatten(), len(projected))
         return embedded.flatten(0, 1).index_copy(0, places, projected).view_as(embedded)
-
-
-def load_whole(model: nn.Module, path: str) -> None:
-    """Load the weights that a training of recipe vlm saved.
-
-    UsageError where there is no such file, DataError where it holds no weights of this model.
-    """
-    where = f"train.model.pretrained: {path}"
-    if not Path(path).is_file():
-        raise UsageError(f"{where}: there is no such file")
-    try:
-        load_model(model, path)
-    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
-        raise DataError(f"{where} holds no weights of this model: {first_line(error)}") from error
 
 
 class VlmTask(Task, Answerer):

@@ -18,9 +18,9 @@ from tasks.models.needs import (
     PICTURES,
     WEIGHTS,
     Need,
-    PathNeed,
     of_open_clip_text,
     of_transformers,
+    whole_need,
 )
 from tasks.models.recipes import Capability, Options
 
@@ -44,8 +44,9 @@ class VlmOptions(Options):
     language: str
     """`tarmac/chat`, or a causal language model of transformers with its tokenizer, by name or folder."""
     pretrained: str | None = None
-    """A file with the weights of a whole model of these parts, such as another run's
-    `checkpoints/best/model.safetensors`; the parts' own weights are not needed then."""
+    """The weights of a whole model of these parts, so that the parts' own are not needed: another run's
+    `checkpoints/best/model.safetensors`, or a checkpoint of nanoVLM or of transformers' Idefics3 (SmolVLM) by
+    its folder or its repository on the hub."""
     pixel_shuffle: Annotated[int, Field(ge=1)] = 4
     """Patches per side that become one token of the language model: 4 turns 1,024 patches into 64 tokens."""
     max_side: Annotated[int, Field(ge=1)] = 2048
@@ -59,7 +60,7 @@ class VlmOptions(Options):
         key, found = "train.model.vision", list[Need]()
         weights = (WEIGHTS,) if self.pretrained is None else ()
         if self.pretrained is not None:
-            found.append(PathNeed("train.model.pretrained", self.pretrained))
+            found.append(whole_need("train.model.pretrained", self.pretrained))
         described = model_config(self.vision)
         if described is not None:
             if self.vision_pretrained is not None:

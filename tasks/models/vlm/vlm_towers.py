@@ -18,6 +18,7 @@ from tasks.core.errors import DataError, UsageError, first_line
 from tasks.core.files import read_json
 from tasks.models.clip.clip_options import model_config
 from tasks.models.vlm.chat_text import file_of
+from tasks.models.vlm.vlm_layouts import IDEFICS3_VISION
 from tasks.models.vlm.vlm_options import TINY, TINY_PATCH, TINY_TILE
 
 TINY_WIDTH, TINY_LAYERS, TINY_HEADS, TINY_CONTEXT = 64, 2, 4, 2048
@@ -25,6 +26,8 @@ INITIAL_DEVIATION = 0.02
 HALF = (0.5, 0.5, 0.5)
 UNREADABLE = (OSError, ValueError, RuntimeError, KeyError)
 """The errors that both libraries raise where a model is missing or its weights do not fit."""
+IDEFICS3 = ("idefics3", "smolvlm")
+"""Kinds of whole models whose parts can be named; their weights come by `train.model.pretrained` alone."""
 
 
 class VisionTower(nn.Module):
@@ -145,6 +148,10 @@ def build_language(name: str, vocabulary: int, *, pretrained: bool) -> Any:
     model: Any
     try:
         config = _tiny_language(vocabulary) if name == TINY else AutoConfig.from_pretrained(name)
+        if config.model_type in IDEFICS3:
+            _require_whole("language", name, pretrained)
+            config.text_config.tie_word_embeddings = config.tie_word_embeddings
+            config = config.text_config
         if getattr(config, "final_logit_softcapping", None):
             raise UsageError(
                 f"train.model.language: {name} caps its logits, which recipe vlm does not support"
@@ -210,11 +217,14 @@ def _of_open_clip(name: str, weights: str | None) -> VisionTower:
 def _of_transformers(name: str, *, pretrained: bool) -> VisionTower:
     from transformers import AutoModel
 
-    if pretrained:
+    whole = _whole_config(name)
+    if whole.model_type in IDEFICS3:
+        _require_whole("vision", name, pretrained)
+        model = _siglip_of(whole.vision_config)
+    elif pretrained:
         model = AutoModel.from_pretrained(name, dtype=torch.float32)
     else:
-        config = _whole_config(name)
-        model = AutoModel.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+        model = AutoModel.from_config(whole, dtype=torch.float32)  # type: ignore[no-untyped-call]
     tower = getattr(model, "vision_model", model)
     if hasattr(tower, "head"):
         tower.head = nn.Identity()  # a contrastive model's pooling is never used
@@ -222,6 +232,22 @@ def _of_transformers(name: str, *, pretrained: bool) -> VisionTower:
     pictures = read_json(file_of(name, "preprocessor_config.json"))
     side, _ = vision_side(name)
     return VisionTower(tower, side, pictures["image_mean"], pictures["image_std"])
+
+
+def _siglip_of(vision: Any) -> Any:
+    """Build the tower of an Idefics3 as SigLIP, which it is for square tiles, without waiting for a mask."""
+    from transformers import SiglipVisionConfig, SiglipVisionModel
+
+    measures = {name: getattr(vision, name) for name in IDEFICS3_VISION}
+    return SiglipVisionModel(SiglipVisionConfig(**measures, vision_use_head=False))
+
+
+def _require_whole(option: str, name: str, is_start: bool) -> None:
+    if is_start:
+        raise UsageError(
+            f"train.model.{option}: {name} is a whole vision-language model, of which no part is loaded "
+            f"alone; set train.model.pretrained: {name} as well"
+        )
 
 
 def _whole_config(name: str) -> Any:
