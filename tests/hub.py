@@ -1,13 +1,16 @@
 """A stand-in for Hugging Face's hub on the loopback interface: as much of it as huggingface_hub asks for.
 
 It serves the files of folders as repositories, each at commits that follow from what it holds, and can be shut,
-fall silent or break off in the middle of a file.
+fall silent or break off in the middle of a file. Whoever sends the token of a user may make repositories of that user
+and commit to them.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
+import math
 import re
 import threading
 from collections.abc import Iterator
@@ -21,7 +24,7 @@ import pytest
 
 CUT = 2_000_000
 LARGE = 1000
-"""A file of more bytes is one of LFS, whose ETag is its SHA-256."""
+"""A file of more bytes is one of LFS, whose ETag is its SHA-256, unless it is a text for people."""
 
 
 @dataclass
@@ -30,6 +33,9 @@ class Repository:
 
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     gated: bool = False
+    private: bool = False
+    card: dict[str, Any] = field(default_factory=dict)
+    """The metadata of its README.md."""
 
     def add(self, files: dict[str, bytes]) -> str:
         text = json.dumps({name: hashlib.sha256(content).hexdigest() for name, content in files.items()})
@@ -50,6 +56,12 @@ class StandInHub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.repositories: dict[str, Repository] = {}
         self.asked: list[str] = []
+        self.users: dict[str, str] = {}
+        """Users by token."""
+        self.objects: dict[str, bytes] = {}
+        """Large files by SHA-256, whether a commit names them or not."""
+        self.stops_after = math.inf
+        """Falls silent once this many large files have arrived."""
         self.sent = 0
         self.breaks = False
         self.hushed = threading.Event()
@@ -86,10 +98,130 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self._refuse(404, "EntryNotFound")
 
-    def _information(self, name: str, revision: str) -> None:
+    def do_POST(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        content = self._received()
+        self.server.asked.append(f"POST {path}")
+        if self.server.hushed.is_set():
+            self.server.is_over.wait(60)
+            return
+        if path == "/api/validate-yaml":
+            self._answer({"errors": [], "warnings": []})
+        elif path == "/api/repos/create":
+            self._create(json.loads(content))
+        elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/(preupload|commit)/main", path):
+            if self._may_write(found[1]):
+                (self._preupload if found[2] == "preupload" else self._commit)(found[1], content)
+        elif found := re.fullmatch(r"/([^/]+/[^/]+)\.git/info/lfs/objects/batch", path):
+            if self._may_write(found[1]):
+                self._batch(json.loads(content))
+        else:
+            self._refuse(404, "EntryNotFound")
+
+    def do_PUT(self) -> None:
+        oid = self.path.rpartition("/")[2]
+        self.server.asked.append(f"PUT {oid}")
+        content = self._received()
+        if len(self.server.objects) >= self.server.stops_after:
+            self.server.hushed.set()
+        if self.server.hushed.is_set():
+            self.server.is_over.wait(60)
+            return
+        if hashlib.sha256(content).hexdigest() != oid:
+            return self._refuse(400, "BadDigest")
+        self.server.objects[oid] = content
+        self._answer({})
+
+    def _received(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        found = b""
+        while size := int(self.rfile.readline(), 16):
+            found += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return found
+
+    @property
+    def _user(self) -> str | None:
+        return self.server.users.get(self.headers.get("Authorization", "").removeprefix("Bearer "))
+
+    def _may_write(self, name: str) -> bool:
+        if self._user is None:
+            self._refuse(401, "", message="Invalid username or password.")
+        elif name.partition("/")[0] != self._user:
+            self._refuse(403, "", message=f"You don't have the rights to write to {name}")
+        elif name not in self.server.repositories:
+            self._refuse(404, "RepoNotFound")
+        else:
+            return True
+        return False
+
+    def _create(self, asked: dict[str, Any]) -> None:
+        name = f"{asked['organization']}/{asked['name']}"
+        if self._user is None:
+            return self._refuse(401, "", message="Invalid username or password.")
+        if asked["organization"] != self._user:
+            message = (
+                f'You don\'t have the rights to create a model under the namespace "{asked["organization"]}"'
+            )
+            return self._refuse(403, "", message=message)
+        if "taken" in asked["name"]:
+            return self._refuse(400, "", message=f"{asked['name']} is a reserved name")
+        if name in self.server.repositories:
+            return self._refuse(409, "", message="You already created this model repo")
+        made = Repository(private=asked.get("visibility") == "private")
+        made.add({".gitattributes": b"*.safetensors filter=lfs\n"})
+        self.server.repositories[name] = made
+        self._answer({"url": f"{self.server.url}/{name}", "id": name})
+
+    def _preupload(self, name: str, content: bytes) -> None:
+        files = [
+            {
+                "path": one["path"],
+                "uploadMode": "lfs" if is_large(one["path"], one["size"]) else "regular",
+                "shouldIgnore": False,
+            }
+            for one in json.loads(content)["files"]
+        ]
+        self._answer({"files": files})
+
+    def _batch(self, asked: dict[str, Any]) -> None:
+        found: list[dict[str, Any]] = []
+        for one in asked["objects"]:
+            place = {"upload": {"href": f"{self.server.url}/lfs/{one['oid']}"}}
+            known = one["oid"] in self.server.objects
+            found.append(one if known else {**one, "actions": place})
+        self._answer({"transfer": "basic", "objects": found})
+
+    def _commit(self, name: str, content: bytes) -> None:
+        repository = self.server.repositories[name]
+        files = dict(repository.commits[repository.at("main")])
+        for line in content.splitlines():
+            key, value = (json.loads(line)[part] for part in ("key", "value"))
+            if key == "header" and value.get("parentCommit") not in (None, repository.at("main")):
+                return self._refuse(412, "", message="A commit has happened since")
+            if key == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif key == "lfsFile":
+                files[value["path"]] = self.server.objects[value["oid"]]
+            elif key == "deletedFile":
+                del files[value["path"]]
+        commit = repository.add(files)
+        url = f"{self.server.url}/{name}/commit/{commit}"
+        self._answer({"success": True, "commitOid": commit, "commitUrl": url, "hookOutput": ""})
+
+    def _answer(self, answer: dict[str, Any]) -> None:
+        self._send(json.dumps(answer).encode(), {"Content-Type": "application/json"})
+
+    def _is_hidden(self, name: str) -> bool:
         repository = self.server.repositories.get(name)
-        if repository is None:
+        return repository is None or (repository.private and name.partition("/")[0] != self._user)
+
+    def _information(self, name: str, revision: str) -> None:
+        if self._is_hidden(name):
             return self._refuse(401, "RepoNotFound")
+        repository = self.server.repositories[name]
         commit = repository.at(revision)
         if commit not in repository.commits:
             return self._refuse(404, "RevisionNotFound")
@@ -98,16 +230,17 @@ class Handler(BaseHTTPRequestHandler):
             "id": name,
             "sha": commit,
             "siblings": siblings,
-            "private": False,
+            "private": repository.private,
+            "cardData": repository.card,
             "tags": [],
             "downloads": 0,
         }
-        self._send(json.dumps(answer).encode(), {"Content-Type": "application/json"})
+        self._answer(answer)
 
     def _file(self, name: str, revision: str, file: str, is_head: bool) -> None:
-        repository = self.server.repositories.get(name)
-        if repository is None:
+        if self._is_hidden(name):
             return self._refuse(401, "RepoNotFound")
+        repository = self.server.repositories[name]
         if repository.gated:
             return self._refuse(403, "GatedRepo")
         commit = repository.at(revision)
@@ -140,12 +273,17 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
             self.server.is_over.wait(60)
 
-    def _refuse(self, status: int, code: str, headers: dict[str, str] | None = None) -> None:
+    def _refuse(
+        self, status: int, code: str, headers: dict[str, str] | None = None, message: str = ""
+    ) -> None:
+        named = {"X-Error-Code": code} if code else {}
+        content = json.dumps({"error": message}).encode() if message else b""
         self.send_response(status)
-        for key, value in {"X-Error-Code": code, "X-Error-Message": code, **(headers or {})}.items():
+        for key, value in {**named, "X-Error-Message": message or code, **(headers or {})}.items():
             self.send_header(key, value)
-        self.send_header("Content-Length", "0")
+        self.send_header("Content-Length", str(len(content)))
         self.end_headers()
+        self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
         """The tests read `asked`."""
@@ -171,10 +309,14 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInH
 
 def _listed(file: str, content: bytes) -> dict[str, Any]:
     listed: dict[str, Any] = {"rfilename": file, "size": len(content), "blobId": _blob(content)}
-    if len(content) > LARGE:
+    if is_large(file, len(content)):
         sealed = hashlib.sha256(content).hexdigest()
         listed["lfs"] = {"sha256": sealed, "size": len(content), "pointerSize": 130}
     return listed
+
+
+def is_large(file: str, size_bytes: int) -> bool:
+    return size_bytes > LARGE and not file.endswith(".md")
 
 
 def _blob(content: bytes) -> str:

@@ -19,6 +19,7 @@ from tasks.core.units import counted, format_duration, near, size
 from tasks.export import Target
 
 if TYPE_CHECKING:
+    from tasks.export.hub_push import Pushed
     from tasks.export.run import Export
     from tasks.models.fetch import Fetched
 
@@ -86,6 +87,9 @@ def export(
         str, Parameter(help="The interpreter of an environment with the library, if not Tarmac's own.")
     ] = sys.executable,
     source: Annotated[Path | None, Parameter(help="For nanovlm: the folder of nanoVLM's sources.")] = None,
+    push: Annotated[
+        str | None, Parameter(help="OWNER/NAME of a repository on the hub to bring it to.")
+    ] = None,
     runs: RunsFolder = Path("runs"),
     as_json: AsJson = False,
 ) -> int:
@@ -95,23 +99,35 @@ def export(
     same as Tarmac's model; the largest difference is printed, and kept in
     the folder's export.json. A checkpoint that differs is not exported.
 
+    With --push the folder and a model card made from the run are committed to a
+    repository on Hugging Face's hub, with the token in HF_TOKEN or of `hf auth
+    login`. A repository that is not there yet is made as a private one.
+
     For example:
-      tarmac export 2e94 --to open_clip
+      tarmac export 2e94 --to open_clip --push me/digits
       tarmac export 1f3b --to nanovlm --source ../nanoVLM
     """
     if to is None:
         raise UsageError(f"tarmac export: name the library to export for: --to {', '.join(get_args(Target))}")
-    from tasks.export import run
+    from tasks.export import hub_push, run
 
+    if push is not None:
+        hub_push.require_pushable(push)
     began = time.monotonic()
     with screen.running("export"):
         made = run.export(checkpoint, runs, to, out, python, source)
     seconds = time.monotonic() - began
+    if not as_json:
+        summary = f"{made.record['run']}, step {made.record['step']:,}: {made.record['covers']}"
+        screen.finished("export", summary if made.is_new else f"up to date: {summary}", seconds)
+    pushed = None
+    if push is not None:
+        with screen.running("push") as progress:
+            pushed = hub_push.push(made.path, run.locate(checkpoint, runs)[0], push, progress)
     if as_json:
-        return print_result(path=str(made.path), up_to_date=not made.is_new, **made.record)
-    summary = f"{made.record['run']}, step {made.record['step']:,}: {made.record['covers']}"
-    screen.finished("export", summary if made.is_new else f"up to date: {summary}", seconds)
-    return say("\n".join(_export_lines(made)))
+        there = {} if pushed is None else {"pushed": {**asdict(pushed), "up_to_date": not pushed.files}}
+        return print_result(path=str(made.path), up_to_date=not made.is_new, **made.record, **there)
+    return say("\n".join([*_export_lines(made), *_pushed_lines(pushed)]))
 
 
 def _export_lines(made: Export) -> Iterator[str]:
@@ -121,3 +137,13 @@ def _export_lines(made: Export) -> Iterator[str]:
         yield f"  {name:<16} {value:.1e}" if value else f"  {name:<16} none"
     yield f"  folder  {near(made.path)}"
     yield f"  load    {made.record['usage']}"
+
+
+def _pushed_lines(pushed: Pushed | None) -> Iterator[str]:
+    if pushed is None:
+        return
+    changed = f"{counted(pushed.files, 'file')} changed, {size(pushed.size_bytes)}"
+    seen_by = "private" if pushed.is_private else "public"
+    yield f"  pushed  {pushed.url} ({seen_by}): {changed if pushed.files else 'unchanged'}"
+    if pushed.keeps_card:
+        yield "          its README.md is not one of Tarmac's and was left as it is"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -103,6 +103,28 @@ def _call(
 ) -> Any:
     """Call a function of this module in a child process; DataError when it reports nothing for
     `patience_s`."""
+
+    def silent(doing: str) -> DataError:
+        key = next((need.key for need in wanted if need.repository in doing), wanted[0].key)
+        return DataError(
+            f"{key}: no data came from {endpoint()} for {patience_s:.0f} s ({doing}); check the "
+            "network or HF_ENDPOINT and fetch again: the download resumes where it stopped"
+        )
+
+    arguments = {"wanted": [asdict(need) for need in wanted], "runs": str(runs), **options}
+    return call_patiently(f"{__name__}:{function}", arguments, patience_s, doing, silent, progress)
+
+
+def call_patiently(
+    target: str,
+    arguments: Mapping[str, Any],
+    patience_s: float,
+    doing: str,
+    silent: Callable[[str], TarmacError],
+    progress: Progress = no_progress,
+) -> Any:
+    """Call a function in a child process, which is ended when it reports no progress for `patience_s`: then
+    raise what `silent` makes of its last report, `doing` before the first."""
     last = time.monotonic()
 
     def on_progress(done: int, total: int, note: str) -> None:
@@ -112,17 +134,13 @@ def _call(
 
     def on_idle() -> None:
         if time.monotonic() - last > patience_s:
-            keys = next((need.key for need in wanted if need.repository in doing), wanted[0].key)
-            raise DataError(
-                f"{keys}: no data came from {_endpoint()} for {patience_s:.0f} s ({doing}); check the "
-                "network or HF_ENDPOINT and fetch again: the download resumes where it stopped"
-            )
+            raise silent(doing)
 
-    arguments = {"wanted": [asdict(need) for need in wanted], "runs": str(runs), **options}
-    return call(f"tasks.models.fetch:{function}", arguments, on_progress, on_idle=on_idle)
+    return call(target, arguments, on_progress, on_idle=on_idle)
 
 
-def _endpoint() -> str:
+def endpoint() -> str:
+    """Return the address of the hub."""
     return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
 
 
@@ -217,12 +235,12 @@ class _RepositoryDownload:
         if path.is_file() and file in self._pinned.files:
             self._count(path.stat().st_size)
             return 0
-        seal = _seal_as_listed(path, listed) if path.is_file() else None
+        seal = seal_as_listed(path, listed) if path.is_file() else None
         if seal is None:
             if path.is_file():
                 self._discard(path, file)
             downloaded = self._download(file, path)
-            seal = _seal_as_listed(path, listed)
+            seal = seal_as_listed(path, listed)
         if seal is None:
             path.resolve().unlink()
             raise DataError(
@@ -296,14 +314,13 @@ class _RepositoryDownload:
             yield
         except errors.GatedRepoError:
             raise UsageError(
-                f"{key}: {name} is gated: accept its terms at {_endpoint()}/{name} and set HF_TOKEN"
+                f"{key}: {name} is gated: accept its terms at {endpoint()}/{name} and set HF_TOKEN"
             ) from None
         except errors.HFValidationError:
             raise UsageError(f"{key}: {name!r} is neither a folder nor the name of a repository") from None
         except errors.RepositoryNotFoundError:
             raise UsageError(
-                f"{key}: {_endpoint()} has no model {name}; correct the name, or set HF_TOKEN if it is "
-                "private"
+                f"{key}: {endpoint()} has no model {name}; correct the name, or set HF_TOKEN if it is private"
             ) from None
         except errors.LocalEntryNotFoundError as error:
             raise self._unreachable(error.__cause__ or error) from None
@@ -320,12 +337,12 @@ class _RepositoryDownload:
 
     def _unreachable(self, error: BaseException) -> DataError:
         return DataError(
-            f"{self._need.key}: {_endpoint()} does not serve {self._name} ({first_line(error)}); fetch where "
+            f"{self._need.key}: {endpoint()} does not serve {self._name} ({first_line(error)}); fetch where "
             "there is a network, or set HF_ENDPOINT: files that were downloaded are kept"
         )
 
 
-def _seal_as_listed(path: Path, listed: Any) -> Seal | None:
+def seal_as_listed(path: Path, listed: Any) -> Seal | None:
     """Return the file's seal, or None where its content is not what the hub lists: by the SHA-256 of a large
     file, by git's own digest of others."""
     seal = hub.seal_of(path)

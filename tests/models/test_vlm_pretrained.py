@@ -99,6 +99,17 @@ def test_an_export_is_read_back_to_the_bit(format: str, tmp_path: Path) -> None:
     torch.testing.assert_close(loss_of(recipe, found), loss_of(recipe, model), rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("place", ["tokenizer", ""])
+def test_a_folder_of_nanovlm_that_was_moved_has_its_tokenizer_with_it(place: str, tmp_path: Path) -> None:
+    """As an export lays it down, and as a push does."""
+    checkpoint(write_nanovlm, tmp_path / "made")
+    change(tmp_path / "made", lm_tokenizer="us/chat" if not place else "/elsewhere/tokenizer")
+    if not place:
+        (tmp_path / "made/tokenizer/tokenizer.json").rename(tmp_path / "made/tokenizer.json")
+    shutil.move(tmp_path / "made", tmp_path / "moved")
+    built(pretrained=str(tmp_path / "moved"))
+
+
 def test_nanovlm_computes_the_same_from_weights_of_its_own(tmp_path: Path) -> None:
     """Weights that no export made, saved as nanoVLM does: tied tables once by the head's name, a tokenizer at
     another place."""

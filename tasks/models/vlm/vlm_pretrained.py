@@ -160,9 +160,10 @@ def _refuse(option: str, problem: str, config: Mapping[str, Any]) -> None:
 
 
 def _nanovlm_tokenizer(name: str, tokenizer: str) -> Path:
-    """Find nanoVLM's tokenizer: at its place, beside the weights where the folder was moved, or by name."""
-    beside = Path(name, Path(tokenizer).name)
-    places = [Path(tokenizer), beside] if os.path.isabs(tokenizer) or beside.is_dir() else []
+    """Find nanoVLM's tokenizer: at its place, within the folder where that was moved, or by its name."""
+    places = [Path(name, Path(tokenizer).name), Path(name)]
+    if os.path.isabs(tokenizer):
+        places.insert(0, Path(tokenizer))
     for place in places:
         if (place / TOKENIZER).is_file():
             return place / TOKENIZER
