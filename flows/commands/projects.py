@@ -343,6 +343,8 @@ def _place(settings: Config) -> str:
     train = settings.engine.train
     if train.kind == "slurm":
         on = "" if train.gpus is None else f" on {counted(train.gpus, 'GPU')}"
+        if train.nodes is not None and train.nodes > 1:
+            on = f" on {train.nodes} nodes" if train.gpus is None else f"{on} of each of {train.nodes} nodes"
         return f", as a Slurm job{on}"
     gpus = gpus_here()
     return f", on {train.gpus or 'one'} of {gpus} GPUs" if gpus > 1 and train.ranks is None else ""

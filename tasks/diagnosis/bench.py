@@ -70,11 +70,11 @@ def tune(
         reason = f"{_workers(given)}: given as loader.workers in the config, so nothing was measured"
         return LoaderSettings(workers=given, prefetch=prefetch, reason=reason)
     progress(0, 0, "what the training takes")
-    limits, ranks = memory.limits(), config.engine.train.processes
+    limits, ranks = memory.limits(), config.engine.train.per_node
     feed = feed_of(config, version, recipe, quarantine, lengths, prefetch=prefetch)
     bench = Bench(feed, config.train.threads)
     unit: Literal["samples", "rows"] = "samples" if config.train.pack is None else "rows"
-    share = config.train.batch_size // ranks
+    share = config.train.batch_size // config.engine.train.processes
     size = min(share, bench.samples_within(BATCH_S))  # volumes go in small batches
     part = min(config.train.micro_batch or share, share)
     trial = Trial(recipe, config.train)
@@ -99,8 +99,8 @@ def space_of(config: Config, version: Path, bench: Bench, is_free: bool) -> Spac
     """Return the settings that a search may choose from, by default workers alone. A worker is started to
     measure its memory."""
     assert config.train is not None
-    ranks = config.engine.train.processes
-    share = max(config.train.batch_size // ranks, 1)
+    ranks = config.engine.train.per_node
+    share = max(config.train.batch_size // config.engine.train.processes, 1)
     cost, limits = memory.measure(bench.feed), memory.limits()
 
     def fits(one: Setting) -> bool:

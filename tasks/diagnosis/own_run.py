@@ -210,18 +210,18 @@ def _memory(case: OwnCase) -> Iterator[Finding]:
         return  # how much a row holds is known only once some were packed
     prefetch = PREFETCH if case.config.loader.prefetch == "auto" else case.config.loader.prefetch
     cost = case.cost or _estimate(case)
-    ranks = case.config.engine.train.processes
-    share = max(case.train.batch_size // ranks, 1)
+    engine = case.config.engine.train
+    share = max(case.train.batch_size // engine.processes, 1)
     part = min(case.train.micro_batch or share, share)
     held = held_out(case.manifest.splits)
     judged = min(case.config.judged_at_once, case.manifest.splits[held].samples) if held is not None else 0
-    size = LoaderSize(case.workers, prefetch, part, ranks, -(-share // part), judged)
+    size = LoaderSize(case.workers, prefetch, part, engine.per_node, -(-share // part), judged)
     is_given = case.config.evaluate is not None and case.config.evaluate.batch_size is not None
     names = {**NAMES, "judged": "evaluate.batch_size"} if is_given else NAMES
     for finding in memory.judge_memory(cost, size, case.limits, names):
         config = dict(finding.config or {})
         if "train.batch_size" in config:  # the config counts the samples over all ranks
-            config["train.batch_size"] *= ranks
+            config["train.batch_size"] *= engine.processes
         yield replace(finding, config=config or None)
 
 

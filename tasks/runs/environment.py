@@ -4,9 +4,8 @@
 to the run and not to the machine. Nothing in the environment reaches a tracker or the ranks of another
 training, and it names the agent.
 
-**Meeting.** Ranks find each other by a file store, not by a port: ports are taken by others between their
-choice and their use, and the folder shows which attempt it belongs to. It needs the locks of its file system,
-as the run's lease does.
+**Meeting.** Ranks find each other by a TCP store, which the first rank serves. Its agent has opened the port
+before and hands it over as a descriptor: a number alone could be taken by another program meanwhile.
 
 **Fence.** A training may write into its run as long as its agent holds the lease. An agent that is suspended
 for longer cannot end its training, whose ranks then go on beside those of the run's next agent. So each rank
@@ -18,12 +17,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+import psutil
 
 from tasks.core.lock import holder_of, is_lost
 from tasks.core.process import Identity
@@ -35,7 +37,13 @@ HIDDEN_PREFIXES = ("WANDB_", "PREFECT_")
 AGENT = "TARMAC_AGENT"
 """Names the agent of a training to all that the training starts, in whatever session or group."""
 MEETING = "TARMAC_MEETING"
-RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", MEETING)
+STORE = "TARMAC_STORE"
+"""The descriptor of the socket at which the first rank serves the store."""
+LOOPBACK = "127.0.0.1"
+RANKS = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    *(MEETING, STORE),
+)
 """They may describe whatever starts Tarmac as one of several processes; a rank gets them from its agent."""
 
 
@@ -77,9 +85,34 @@ def agent_of(environment: Mapping[str, str]) -> Identity | None:
 
 
 @dataclass(frozen=True)
+class RankPlace:
+    """The number of a rank among `count`, of which each machine has `per_node`, and the address and port of
+    the first rank's store; `store` is the descriptor of that port, for the first rank alone."""
+
+    rank: int
+    count: int
+    per_node: int
+    address: str
+    port: int
+    store: int | None = None
+
+
+def interface_to(address: str) -> str | None:
+    """Return the name of the network interface by which this machine reaches an address; None where the
+    system does not tell."""
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))  # nothing is sent
+        own = probe.getsockname()[0]
+        for name, addresses in psutil.net_if_addrs().items():
+            if any(one.address == own for one in addresses):
+                return str(name)
+    return None
+
+
+@dataclass(frozen=True)
 class Meeting:
-    """The folder in which the ranks of one start of a training find each other, and leave notes for the
-    agent."""
+    """The folder in which the ranks of one start of a training leave notes for the agent: which has failed
+    first, and where NCCL gives up an exchange, what it recorded (`nccl_<rank>`)."""
 
     path: Path
 
@@ -94,25 +127,31 @@ class Meeting:
         shutil.rmtree(self.path, ignore_errors=True)
         self.path.mkdir(parents=True)
 
-    @property
-    def store(self) -> Path:
-        """torch.distributed's file, by which the ranks exchange their addresses."""
-        return self.path / "store"
+    def environment(self, place: RankPlace) -> dict[str, str]:
+        """Return torchrun's variables for a rank.
 
-    def environment(self, rank: int, count: int) -> dict[str, str]:
-        """Return torchrun's variables for one of `count` ranks on this machine.
-
-        They bind the ranks to the loopback interface: by its own name a host is often found at no address.
+        Ranks of one machine talk by the loopback interface: by its own name a host is often found at no
+        address. Those of several use the interface by which the first node is reached, unless the user has
+        named another; NCCL looks for faster ones by itself.
         """
-        return {
+        found = {
             MEETING: str(self.path),
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(count),
-            "LOCAL_WORLD_SIZE": str(count),
-            "GLOO_SOCKET_IFNAME": "lo",
-            "NCCL_SOCKET_IFNAME": "lo",
+            "RANK": str(place.rank),
+            "LOCAL_RANK": str(place.rank % place.per_node),
+            "WORLD_SIZE": str(place.count),
+            "LOCAL_WORLD_SIZE": str(place.per_node),
+            "GROUP_RANK": str(place.rank // place.per_node),
+            "MASTER_ADDR": place.address,
+            "MASTER_PORT": str(place.port),
+            "TORCH_FR_DUMP_TEMP_FILE": str(self.path / "nccl_"),
         }
+        if place.store is not None:
+            found[STORE] = str(place.store)
+        if place.count == place.per_node:
+            return {**found, "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+        if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := interface_to(place.address)):
+            found["GLOO_SOCKET_IFNAME"] = interface
+        return found
 
     def has_failed(self, rank: int) -> None:
         """Leave the rank's number, unless another has failed before: the others fail because of it."""

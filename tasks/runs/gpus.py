@@ -68,7 +68,7 @@ def share_gpus(engines: Engines) -> bool:
     """Return whether the evaluations find no other GPUs than those of the training."""
     if engines.evaluate.kind == "slurm" or not trains_on_gpus(engines.train):
         return False
-    return engines.train.kind == "slurm" or gpus_here() <= engines.train.processes
+    return engines.train.kind == "slurm" or gpus_here() <= engines.train.per_node
 
 
 def memory_of_gpu() -> float | None:

@@ -177,8 +177,8 @@ class Agent:
             held = f"its job is held for its evaluations: {self._succession.refusal}"
             self._journal.set_state(self._journal.record.state, self._journal.record.reason or held)
             return False
-        if not self._succession.is_time_over:  # else one that is cut short is a try, or there might be no end
-            evaluations.end_jobs(here_only=True)
+        # One that the job's time cuts short is a try, or there might be no end.
+        evaluations.end_jobs(here_only=True, as_tries=self._succession.is_time_over)
         logger.info("handing the evaluations over to %s", self._successor.slurm)
         return True
 
@@ -399,6 +399,7 @@ class Agent:
                 restarts=self._restarts,
                 oom_kills=oom_kills() - self._oom_kills,
                 levers=recipes.levers(self._train),
+                lost_node=end.lost_node,
             )
             for end in causes_of(ends, first_failed)
         ]
@@ -413,9 +414,11 @@ class Agent:
         queued_again = None
         if verdict.state != "succeeded":
             has_failed = verdict.state == "failed"
+            came_further = (ended.checkpoint or 0) > began_at
+            lost = [one.lost_node for one in (ended, *ended.further) if one.lost_node is not None]
             queued_again = self._allocation.why_again(
-                self._obeyed, came_further=(ended.checkpoint or 0) > began_at, has_failed=has_failed
-            )
+                self._obeyed, came_further=came_further, has_failed=has_failed
+            ) or self._allocation.why_again_without(lost, came_further=came_further)
             if queued_again is not None:
                 failure = f", where it had failed: {verdict.reason}" if has_failed else ""
                 queued_again += f" at step {ended.step:,} of {ended.last_step:,}{failure}"

@@ -19,6 +19,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -48,6 +49,8 @@ ASIDE_S, LONGEST_ASIDE_S = 60, 600
 """For how long it does that, at first and at most."""
 RETRY_S, LONGEST_RETRY_S = 60.0, 600.0
 """The pause before a successor that Slurm did not accept is submitted again, at first and at most."""
+LOSSES = 3
+"""How often a job comes again after the loss of a node without a new checkpoint."""
 logger = logging.getLogger(__name__)
 
 
@@ -109,6 +112,17 @@ class Allocation:
         if fate == "preempted":
             return "Slurm preempts its job"
         return "its time limit came" if sent == WARNING else "its job was sent SIGTERM"
+
+    def why_again_without(self, lost: Sequence[str], *, came_further: bool) -> str | None:
+        """Explain why the job comes again on other nodes than those that were `lost`; None where none was,
+        or where it has tried so often without coming further that the nodes are not the reason."""
+        if self.job is None or not lost:
+            return None
+        if not came_further and int(os.environ.get("SLURM_RESTART_COUNT", "0")) >= LOSSES:
+            return None
+        self.job.leave_out(lost)
+        self.returns = "if asked"
+        return f"its node {' and '.join(lost)} was lost"
 
     def return_to_the_queue(self, run: RunFolder) -> NoReturn:
         """End this process so that the job comes again; where Slurm does not allow that, the next start

@@ -148,18 +148,20 @@ class Evaluations:
         self.open_steps = frozenset(wanted.step for wanted in (*to_come, *lacking))
         return bool(to_come)
 
-    def end_jobs(self, *, here_only: bool = False) -> None:
+    def end_jobs(self, *, here_only: bool = False, as_tries: bool = False) -> None:
         """End the jobs that live, or only those on this machine; the run's next agent takes up the others.
 
-        The questions of jobs that are ended stay open for it.
+        The questions of jobs that are ended stay open for it; with `as_tries` it takes each for one of their
+        tries that failed.
         """
         for entry in list(self._entries.values()):
             job = job_in(self._run, entry.job)
             if job is not None and not entry.is_final and not (here_only and job.slurm is not None):
                 job.end()
-                self._record(
-                    entry.having(state="submitted", job=None, attempt=len(entry.tried), reason=ENDED)
-                )
+                if not as_tries:
+                    self._record(
+                        entry.having(state="submitted", job=None, attempt=len(entry.tried), reason=ENDED)
+                    )
 
     def longest_wait_s(self) -> float:
         """Return how long this agent has observed an evaluation wait in Slurm's queue for room."""

@@ -79,13 +79,15 @@ class RankEnd:
     """The end of one rank's process.
 
     `exit_code` is negative for a signal. `was_ended` where the agent ended it, and `was_stopped` where it did
-    that because the process was stopped, as by SIGSTOP, and did not answer.
+    that because the process was stopped, as by SIGSTOP, and did not answer. `lost_node` names its machine
+    where that was lost, so that nobody saw the end.
     """
 
     rank: int
     exit_code: int
     was_ended: bool = False
     was_stopped: bool = False
+    lost_node: str | None = None
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,7 @@ class TrainingEnd:
     names the keys that lower what a step takes.
 
     `stalled` is the verdict on a standstill that the agent ended the training for, after so many `restarts`.
+    `lost_node` names the node of the rank where that was lost.
     """
 
     exit_code: int
@@ -122,6 +125,7 @@ class TrainingEnd:
     restarts: int = 0
     oom_kills: int = 0
     levers: str = "train.micro_batch or train.batch_size"
+    lost_node: str | None = None
 
     @property
     def signal_name(self) -> str | None:
@@ -146,12 +150,14 @@ class RunVerdict:
 def causes_of(ends: Sequence[RankEnd], first_failed: int | None) -> Sequence[RankEnd]:
     """Return the ranks that brought the end about, at least one; the others ended because of them.
 
-    In this order, as each explains what follows: a rank that was stopped; one that was killed by a signal
-    which is not the agent's; the first that reported a failure; one that the agent had to end while others
-    left it; all that failed.
+    In this order, as each explains what follows: the first rank of each node that was lost; a rank that was
+    stopped; one that was killed by a signal which is not the agent's; the first that reported a failure; one
+    that the agent had to end while others left it; all that failed.
     """
     by_themselves = [end for end in ends if not end.was_ended]
+    lost = {end.lost_node: end for end in reversed(ends) if end.lost_node is not None}
     for found in (
+        list(reversed(lost.values())),
         [end for end in ends if end.was_stopped],
         [end for end in by_themselves if end.exit_code < 0],
         [end for end in by_themselves if end.rank == first_failed and end.exit_code != 0],
@@ -266,6 +272,8 @@ def _causes(ended: TrainingEnd) -> list[Finding]:
 
 def _causes_of_end(ended: TrainingEnd) -> list[Finding]:
     """The causes that the exit code and the last lines of the log show, as far as they are understood."""
+    if ended.lost_node is not None:
+        return [_cause("node.lost", ended, RESUME, what=f"the node {ended.lost_node} was lost")]
     if ended.stood_still is not None:
         return [_cause("collective.desync", ended, RESUME, what=ended.stood_still)]
     if ended.exit_code == 0 or ended.is_forced:

@@ -1,72 +1,64 @@
-"""The ranks of a training as their agent holds them: started behind a gate, recorded, ended together.
-
-Each rank is a session of its own. Its standard input is a pipe that only the agent holds: when the agent dies
-in whatever way, the pipe closes and the rank ends itself. Nothing runs before its identity is on disk: a gate
-of one line waits for a byte from the agent and only then becomes the rank (exec keeps pid and start time), so
-a later agent always knows which process to look for.
+"""The ranks of a training as their agent holds them, on one machine or on several nodes.
 
 Ranks wait for each other in every step. When one has ended, the others get a moment to report what they
-noticed of it, and are ended; so are all when one was stopped and does not go on. A rank is asked to end by
-the file `stop` and ended by SIGKILL: it ignores SIGTERM, because Slurm sends that to a whole job.
-
-A process that a rank has started, such as another trainer, may outlive it in any session or group. It is
-recognised by its environment, which names the agent of its attempt, and is ended when all ranks have ended.
+noticed of it, and are ended; so are all when one was stopped and does not go on, and when a node is lost. A
+rank is asked to end by the file `stop` and ended by SIGKILL: it ignores SIGTERM, because Slurm sends that to
+a whole job.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
+import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 
-import psutil
-
-from tasks.core.files import read_json, write_json
+from tasks.core.engines.slurm_queue import command_on, other_nodes
+from tasks.core.errors import TarmacError
+from tasks.core.files import read_json
 from tasks.core.process import Identity
 from tasks.core.schema import Config
 from tasks.models.recipes import options_type
 from tasks.runs import record
-from tasks.runs.environment import Meeting, agent_of, naming, rank_environment
+from tasks.runs.environment import LOOPBACK, Meeting
 from tasks.runs.folder import RunFolder
+from tasks.supervision.node_ranks import (
+    GRACE_S,
+    LOOK_S,
+    NodeRanks,
+    RankState,
+    Rendezvous,
+    end_process,
+    held_by,
+    start_ranks,
+)
+from tasks.supervision.other_node import GREETING_S, OtherNode, keeper_command
 from tasks.supervision.success import RankEnd
 
-GATE = "import os, sys\nif os.read(0, 1): os.execv(sys.argv[1], sys.argv[1:])"
-LOOK_S = 0.05
-GRACE_S = 5.0
-"""How long a process that was killed may take to be gone."""
 FOLLOW_S = 15.0
 """How long the other ranks may take to end by themselves after one that failed."""
 LEAVE_S = 120.0
 """The same after a rank that reached the end."""
 STOPPED_S = 20.0
 """How long one of several ranks may be stopped (SIGSTOP) before the training is ended."""
-
-
-def rank_command(run: RunFolder, config: Config) -> list[str]:
-    """The command line of a rank's process."""
-    assert config.train is not None
-    kind = "external" if options_type(config.train.recipe).is_external else "rank"
-    return [sys.executable, "-m", f"tasks.training.{kind}", str(run.path)]
+END_S = 10.0
+"""How long ranks on other nodes may take to be ended by force."""
 
 
 class RunningRanks:
-    """The running processes of one training."""
+    """The running ranks of one training."""
 
-    def __init__(
-        self, processes: Sequence[subprocess.Popen[bytes]], meeting: Meeting, agent: Identity
-    ) -> None:
-        """`agent` is the agent that their environment names."""
-        self._processes = processes
-        self._agent = agent
+    def __init__(self, here: NodeRanks, others: Sequence[OtherNode], meeting: Meeting) -> None:
+        self._here = here
+        self._nodes: Sequence[NodeRanks | OtherNode] = (here, *others)
         self._meeting = meeting
-        self.identities = [Identity.of(process.pid) for process in processes]
         self._ended: set[int] = set()
         self._stopped_since: dict[int, float] = {}
         self._deadline: float | None = None
+
+    @property
+    def identities(self) -> list[Identity]:
+        """The processes on this machine, in the order of the ranks, from the first on."""
+        return list(self._here.identities.values())
 
     @property
     def first_failed(self) -> int | None:
@@ -79,69 +71,47 @@ class RunningRanks:
         None after `timeout_s`, or a little later where some of several ranks must be ended because of
         another.
         """
-        self._wait(self._alive()[:1], timeout_s)
-        if len(self._processes) > 1:
-            self._end_followers()
-        if self._alive():
+        deadline = time.monotonic() + timeout_s
+        while (states := self._look())[0].exit_code is None and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
+        if len(states) > 1:
+            self._end_followers(states)
+            states = self._look()
+        if _alive(states):
             return None
-        self._end_what_they_left()
+        for node in self._nodes:
+            node.end_what_they_left()
         return [
-            RankEnd(rank, process.returncode, rank in self._ended, self._is_held(rank))
-            for rank, process in enumerate(self._processes)
+            RankEnd(rank, state.exit_code or 0, rank in self._ended, self._is_held(rank), state.lost_node)
+            for rank, state in sorted(states.items())
         ]
 
     def kill(self) -> None:
         """End them and what they have started at once; returns without waiting."""
-        self._kill_groups(range(len(self._processes)))
-        self._end_what_they_left()
+        for node in self._nodes:
+            node.kill()
 
     def end(self) -> None:
-        """End them and what they have started by force; a worker that is stopped would outlive its rank.
-
-        Only their Popen may reap them: a Popen whose child somebody else has reaped reports exit code 0.
-        """
-        alive = self._alive()
+        """End them and what they have started by force."""
+        alive = _alive(self._look())
         self._ended.update(alive)
-        self._kill_groups(alive)
-        self._wait(alive, GRACE_S)
-
-    def _alive(self) -> list[int]:
-        return [rank for rank in range(len(self._processes)) if not self._has_ended(rank)]
-
-    def _has_ended(self, rank: int) -> bool:
-        """Whether it has ended; its group is killed before it is reaped, while its number is nobody
-        else's."""
-        process = self._processes[rank]
-        if process.returncode is None:
-            if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-                return False
-            self._kill_groups([rank])
-            process.wait()
-        return True
-
-    def _wait(self, ranks: Sequence[int], timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not all(map(self._has_ended, ranks)) and time.monotonic() < deadline:
+        for node in reversed(self._nodes):  # those elsewhere take longer
+            node.end()
+        deadline = time.monotonic() + (GRACE_S if len(self._nodes) == 1 else END_S)
+        while _alive(self._look()) and time.monotonic() < deadline:
             time.sleep(LOOK_S)
 
-    def _kill_groups(self, ranks: Iterable[int]) -> None:
-        for rank in ranks:
-            if self._processes[rank].returncode is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(self._processes[rank].pid, signal.SIGKILL)
+    def _look(self) -> dict[int, RankState]:
+        return {rank: state for node in self._nodes for rank, state in node.look().items()}
 
-    def _end_what_they_left(self) -> None:
-        for left in held_by(lambda agent: agent == self._agent):
-            _kill(left)
-
-    def _end_followers(self) -> None:
+    def _end_followers(self, states: Mapping[int, RankState]) -> None:
         """End the ranks that are left when their time after another's end is over, or when one is stopped."""
-        now, alive = time.monotonic(), self._alive()
-        codes = [process.returncode for process in self._processes if process.returncode is not None]
+        now, alive = time.monotonic(), _alive(states)
+        codes = [state.exit_code for state in states.values() if state.exit_code is not None]
         if codes and self._deadline is None:
             self._deadline = now + (FOLLOW_S if any(codes) else LEAVE_S)
         for rank in alive:
-            if _is_stopped(self._processes[rank].pid):
+            if states[rank].is_stopped:
                 self._stopped_since.setdefault(rank, now)
             else:
                 self._stopped_since.pop(rank, None)
@@ -158,43 +128,58 @@ class RunningRanks:
 def start_training(
     run: RunFolder, number: int, config: Config, agent: Identity, held: Sequence[int] = ()
 ) -> RunningRanks:
-    """Start the training of attempt `number`.
+    """Start the training of attempt `number`, on all nodes that the config asks for.
 
     Its ranks inherit the descriptors `held`, and end when `agent` does not hold the run's lease any more.
+    TarmacError where a further node does not start its part.
     """
     assert config.train is not None
-    meeting = Meeting(run.meeting(number))
-    count = 1 if options_type(config.train.recipe).is_external else config.engine.train.processes
-    if count > 1:
-        meeting.prepare()
-    environment = {**rank_environment(config.train), **naming(agent)}
-    if config.engine.train.ranks is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = ""
-    run.logs(number).mkdir(parents=True, exist_ok=True)
-    processes: list[subprocess.Popen[bytes]] = []
-    for rank in range(count):
-        own = meeting.environment(rank, count) if count > 1 else {}
-        with run.rank_log(number, rank).open("ab") as output:
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-S", "-c", GATE, *rank_command(run, config)],
-                    stdin=subprocess.PIPE,
-                    stdout=output,
-                    stderr=output,
-                    env={**environment, **own},
-                    pass_fds=held,
-                    start_new_session=True,
-                )
-            )
-    ranks = RunningRanks(processes, meeting, agent)
-    for rank, identity in enumerate(ranks.identities):
-        write_json(run.rank_identity(number, rank), identity.to_json())
-    for process in processes:
-        assert process.stdin is not None
-        with suppress(BrokenPipeError):  # it is dead already, which waiting for it will show
-            process.stdin.write(b"g")
-            process.stdin.flush()
-    return ranks
+    engine, meeting = config.engine.train, Meeting(run.meeting(number))
+    is_external = options_type(config.train.recipe).is_external
+    each, count = (1, 1) if is_external else (engine.per_node, engine.processes)
+    if count == 1:
+        return RunningRanks(start_ranks(run, number, config, agent, Rendezvous(range(1), 1, 0)), (), meeting)
+    meeting.prepare()
+    others = _others(run, number, config) if count > each else []
+    try:
+        address = others[0].address if others else LOOPBACK
+        with socket.create_server((LOOPBACK if not others else "", 0)) as listener:
+            port = listener.getsockname()[1]
+            for place, node in enumerate(others, 1):
+                node.start(Rendezvous(range(place * each, (place + 1) * each), count, port), agent)
+            meets = Rendezvous(range(each), count, port, address, listener)
+            here = start_ranks(run, number, config, agent, meets, held)
+    except BaseException:
+        for node in others:
+            node.kill()
+        raise
+    return RunningRanks(here, others, meeting)
+
+
+def _others(run: RunFolder, number: int, config: Config) -> list[OtherNode]:
+    """The keepers on the further nodes of this Slurm job, which have reported."""
+    engine, names = config.engine.for_train(), other_nodes()
+    if len(names) + 1 != engine.nodes:
+        raise TarmacError(
+            f"engine.train.nodes: {engine.nodes}, and its Slurm job has {len(names) + 1}; start the run again"
+        )
+    nodes: list[OtherNode] = []
+    try:
+        for name in names:
+            command = [*command_on(name, engine.cpus), *keeper_command(run, number)]
+            nodes.append(OtherNode(name, command, run.logs(number) / f"node_{name}.log"))
+        deadline = time.monotonic() + GREETING_S
+        for node in nodes:
+            node.greet(deadline)
+    except BaseException:
+        for node in nodes:
+            node.kill()
+        raise
+    return nodes
+
+
+def _alive(states: Mapping[int, RankState]) -> list[int]:
+    return [rank for rank, state in states.items() if state.exit_code is None]
 
 
 def set_logs_aside(run: RunFolder, number: int, restarts: int) -> None:
@@ -208,7 +193,7 @@ def end_survivors(run: RunFolder) -> list[Identity]:
     """End every training process that earlier agents left alive, and return them."""
     left = survivors(run)
     for identity in left:
-        _kill(identity)
+        end_process(identity)
     deadline = time.monotonic() + GRACE_S
     while any(identity.is_alive() for identity in left) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -221,38 +206,5 @@ def survivors(run: RunFolder) -> list[Identity]:
     recorded = (read_json(path) for path in sorted(run.attempts.glob("*/rank_*.json")))
     ranks = [rank for rank in map(Identity.from_json, recorded) if rank.is_alive()]
     attempts = record.load_record(run).attempts
-    left = held_by(lambda agent: any(attempt.is_of(agent) for attempt in attempts))
+    left = held_by(lambda agent: agent.is_visible and any(attempt.is_of(agent) for attempt in attempts))
     return list(dict.fromkeys([*ranks, *left]))
-
-
-def held_by(is_wanted: Callable[[Identity], bool]) -> list[Identity]:
-    """Return every process on this machine whose environment names an agent of this machine that `is_wanted`.
-
-    A pid that was given again does no harm: an agent is identified by its boot and its start as well.
-    """
-
-    def is_held(process: psutil.Process) -> bool:
-        agent = agent_of(process.environ())
-        return agent is not None and agent.is_visible and is_wanted(agent)
-
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            if is_held(process):
-                identity = Identity.of(process.pid)
-                if is_held(process):  # and no other process had that number meanwhile
-                    found.append(identity)
-    return found
-
-
-def _kill(identity: Identity) -> None:
-    if identity.is_alive():
-        with suppress(ProcessLookupError):
-            os.kill(identity.pid, signal.SIGKILL)
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
-    except psutil.NoSuchProcess:
-        return False

@@ -21,10 +21,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch._C._distributed_c10d import TCPStore
 
 from tasks.core.errors import OtherRankError, first_line
 from tasks.models.task import ALL, Contrastive, Features, Loss, Task
-from tasks.runs.environment import Meeting
+from tasks.runs.environment import MEETING, STORE
 
 PATIENCE_S = 600.0
 """How long a rank waits for the others in one exchange, and so the longest that one rank may save or read
@@ -155,8 +156,7 @@ ALONE = Ranks()
 
 @contextmanager
 def joined(environment: Mapping[str, str] = os.environ, shards: bool = False) -> Iterator[Ranks]:
-    """Join a group with the other ranks that the environment names, as torchrun's does: by the store in the
-    folder TARMAC_MEETING where that is given, else by MASTER_ADDR and MASTER_PORT.
+    """Join a group with the other ranks that the environment names, as torchrun's does.
 
     Values on the CPU go by gloo, and those on GPUs by NCCL. Only ranks that end in order leave the group in
     order: one that fails must not wait for the others again.
@@ -166,20 +166,32 @@ def joined(environment: Mapping[str, str] = os.environ, shards: bool = False) ->
     if ranks.count == 1:
         yield ranks
         return
-    meeting = Meeting.of(environment)
+    patience = timedelta(seconds=PATIENCE_S)
     try:
+        store = _store(environment, ranks, patience)
         distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
-            init_method="env://" if meeting is None else f"file://{meeting.store}",
+            init_method="env://" if store is None else None,
+            store=store,
             rank=ranks.rank,
             world_size=ranks.count,
-            timeout=timedelta(seconds=PATIENCE_S),
+            timeout=patience,
         )
     except RuntimeError as error:
         why = first_line(error)
         raise OtherRankError(f"the {ranks.count} ranks did not all come together: {why}") from error
     yield ranks
     distributed.destroy_process_group()
+
+
+def _store(environment: Mapping[str, str], ranks: Ranks, patience: timedelta) -> TCPStore | None:
+    """The store by which the ranks exchange their addresses; the first rank serves it at the socket that its
+    agent has opened. None where another launcher started them, such as torchrun."""
+    if MEETING not in environment:
+        return None
+    address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+    socket = int(environment[STORE]) if ranks.is_first else None
+    return TCPStore(address, port, ranks.count, ranks.is_first, patience, master_listen_fd=socket)
 
 
 class Spread(nn.Module):

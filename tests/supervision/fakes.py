@@ -32,7 +32,17 @@ from tasks.runs.environment import Meeting
 from tasks.runs.folder import RunFolder
 from tasks.runs.phases import PhaseWriter
 from tasks.runs.plan import plan
-from tasks.supervision import agent, allocation, evaluation_jobs, evaluations, standstill, trainer, tuning
+from tasks.supervision import (
+    agent,
+    allocation,
+    evaluation_jobs,
+    evaluations,
+    node_ranks,
+    other_node,
+    standstill,
+    trainer,
+    tuning,
+)
 
 ROOT = Path(evaluation_jobs.__file__).parents[2]
 """What must be on the path of a process that imports this module."""
@@ -229,14 +239,24 @@ def evaluate(folder: Path, step: int, task: str, question: str = "") -> None:
     lock.close()
 
 
+def rank_command(run: RunFolder, config: Config) -> list[str]:
+    return [sys.executable, "-m", "tests.supervision.fakes", str(run.path)]
+
+
+def keeper_command(run: RunFolder, number: int) -> list[str]:
+    return [sys.executable, "-m", "tests.supervision.fakes", str(run.path), str(number)]
+
+
+def keep(folder: str, number: str) -> int:
+    """The real keeper of a further node with the fake training."""
+    node_ranks.rank_command = rank_command
+    return other_node.main([folder, number])
+
+
 def agent_main(folder: str, aside_s: str | None = None, predecessor: str | None = None) -> None:
     """The real agent with these two in the place of the real training and evaluation."""
-    trainer.rank_command = lambda run, config: [
-        sys.executable,
-        "-m",
-        "tests.supervision.fakes",
-        str(run.path),
-    ]
+    node_ranks.rank_command = rank_command
+    trainer.keeper_command = keeper_command
     tuning.MEASURE = "tests.supervision.fakes:measure"
     evaluation_jobs.JOB = "tests.supervision.fakes:evaluation_job"
     evaluations.TRIES = behaviour_of(RunFolder(Path(folder))).get("tries", evaluations.TRIES)
@@ -273,4 +293,4 @@ def evaluation_job(folder: str, step: str, task: str, question: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(train(sys.argv[1]))
+    sys.exit(train(sys.argv[1]) if len(sys.argv) == 2 else keep(*sys.argv[1:]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,9 +18,10 @@ from tasks.dataset import versions
 from tasks.loader.settings import LoaderSettings, read_settings, write_settings
 from tasks.runs import metrics, phases
 from tasks.runs.checkpoints import list_checkpoints
-from tasks.runs.environment import MEETING, Meeting, naming
+from tasks.runs.environment import LOOPBACK, Meeting, naming
 from tasks.runs.folder import RunFolder
 from tasks.runs.plan import plan
+from tasks.supervision.node_ranks import Rendezvous
 from tasks.training import devices
 from tasks.training.loop import train
 from tests.conftest import ROOT, digits_config
@@ -108,24 +110,22 @@ def start_ranks(run: RunFolder, count: int) -> list[subprocess.Popen[bytes]]:
     meeting = Meeting(run.meeting(1))
     meeting.prepare()
     ranks = []
-    for rank in range(count):
-        own = {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(count),
-            "OMP_NUM_THREADS": "1",
-            MEETING: str(meeting.path),
-        }
-        with (run.path / f"rank_{rank}.log").open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tasks.training.rank", str(run.path)],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                cwd=ROOT,
-                env={**os.environ, **own},
-                start_new_session=True,
-            )
-        ranks.append(process)
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        meets = Rendezvous(range(count), count, listener.getsockname()[1], socket=listener)
+        for rank in range(count):
+            own = {**meeting.environment(meets.place(rank)), "OMP_NUM_THREADS": "1"}
+            with (run.path / f"rank_{rank}.log").open("ab") as log:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "tasks.training.rank", str(run.path)],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    cwd=ROOT,
+                    env={**os.environ, **own},
+                    pass_fds=[] if rank else [listener.fileno()],
+                    start_new_session=True,
+                )
+            ranks.append(process)
     return ranks
 
 

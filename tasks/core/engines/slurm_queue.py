@@ -94,14 +94,15 @@ class Queue:
         """Submit a job that calls `function`, a `functools.partial` of a module's function, with `path` first
         in its PYTHONPATH; its files are in `folder`. Slurm may requeue it after its node is lost.
 
-        The job is one process without srun, which would keep it from submitting jobs itself: Python takes the
-        place of the script's shell, and the warning before the time limit reaches only it. Raises TarmacError
-        with `key` and sbatch's message if Slurm rejects the job.
+        The job is one process on the first of its nodes, without srun, which would keep it from submitting
+        jobs itself: Python takes the place of the script's shell, and the warning before the time limit
+        reaches only it. Raises TarmacError with `key` and sbatch's message if Slurm rejects the job.
         """
         settings = parameters(engine, self.name)
         paths = [f"export PYTHONPATH={shlex.quote(path)}${{PYTHONPATH:+:$PYTHONPATH}}"] if path else []
         settings |= {
             "use_srun": False,
+            "nodes": getattr(engine, "nodes", None) or 1,
             "gres": None if engine.gpus is None else f"gpu:{engine.gpus}",
             "setup": ["trap '' USR2", *settings["setup"], *paths],
             "additional_parameters": {
@@ -193,6 +194,10 @@ class SlurmJob:
         """Cancel the job without waiting for the effect."""
         _ask(["scancel", *Queue(self.name)._mine])
 
+    def leave_out(self, nodes: Sequence[str]) -> None:
+        """Have Slurm start the job on other nodes from its next start on."""
+        _ask(["scontrol", "update", f"JobId={self.id}", f"ExcNodeList={','.join(nodes)}"])
+
     def begin_now(self) -> None:
         """Drop the start time with which the job was submitted, so that it may start now."""
         _ask(["scontrol", "update", f"JobId={self.id}", "StartTime=now"])
@@ -271,6 +276,28 @@ def own_job() -> SlurmJob | None:
     if os.environ.get("SUBMITIT_EXECUTOR") != "slurm" or "SLURM_JOB_ID" not in os.environ:
         return None
     return SlurmJob(os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_JOB_NAME", ""), os.getuid())
+
+
+def other_nodes() -> list[str]:
+    """Return the names of the nodes of this process's job without the node that it runs on.
+
+    TarmacError where Slurm does not expand the job's list of nodes.
+    """
+    listed = os.environ["SLURM_JOB_NODELIST"]
+    answer = _ask(["scontrol", "show", "hostnames", listed])
+    if not answer:
+        raise TarmacError(f"scontrol does not tell which nodes {listed} are; start the run again")
+    return [name for name in answer.split() if name != os.environ.get("SLURMD_NODENAME")]
+
+
+def command_on(node: str, cpus: int | None) -> list[str]:
+    """Return the beginning of a command line that runs a program on another node of this process's job, with
+    its streams here."""
+    cores = [] if cpus is None else [f"--cpus-per-task={cpus}"]
+    return [
+        *("srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", *cores),
+        *("--cpu-bind=none", "--kill-on-bad-exit=0", "--quiet"),
+    ]
 
 
 Fate = Literal["runs", "preempted", "requeued", "ends", "unknown"]

@@ -97,6 +97,8 @@ class Config(Block):
                     "evaluate.start: a command saves no checkpoint before its first step; take it out"
                 )
             self.train.require_even(self.engine.train.processes)
+            if (self.engine.train.nodes or 1) > 1 and self.train.recipe == EXTERNAL:
+                raise ValueError("engine.train.nodes: a command is started on one node; take the key out")
             if self.engine.train.shard:
                 self._require_shardable(self.train)
             self._require_mixable(self.train)

@@ -84,10 +84,13 @@ class BuildEngine(SlurmDefaults):
 
 
 class TrainEngine(SlurmDefaults):
-    """Where the training runs: on this machine or as a Slurm job on one node. Without `gpus` or `ranks` it is
-    one process, which uses a GPU if there is one."""
+    """Where the training runs: on this machine or as a Slurm job. Without `gpus` or `ranks` it is one
+    process, which uses a GPU if there is one."""
 
     kind: Literal["local", "slurm"] = "local"
+    nodes: Annotated[int, Field(ge=1)] | None = None
+    """Number of nodes of the Slurm job, one unless given. `gpus` or `ranks`, `cpus` and `memory` are those of
+    each node."""
     gpus: Annotated[int, Field(ge=1)] | None = None
     """Number of ranks that train together, each on its own GPU. On this machine the training waits until that
     many GPUs are free. A Slurm job requests them (`--gres=gpu:N`; `extra: {gres: 'gpu:a100:4'}` names their
@@ -103,17 +106,24 @@ class TrainEngine(SlurmDefaults):
     local training is resumed by the next start; a Slurm job that has made progress is queued again."""
 
     @property
-    def processes(self) -> int:
-        """The number of ranks that train together."""
+    def per_node(self) -> int:
+        """The number of ranks on a machine."""
         return self.gpus or self.ranks or 1
+
+    @property
+    def processes(self) -> int:
+        """The number of ranks that train together, on all machines."""
+        return self.per_node * (self.nodes or 1)
 
     @model_validator(mode="after")
     def _gpus_or_ranks(self) -> Self:
         if self.gpus is not None and self.ranks is not None:
             raise ValueError("gpus and ranks: ranks run on GPUs or on the CPU; give one of the two")
+        if self.nodes is not None and self.nodes > 1 and (self.gpus or self.ranks) is None:
+            raise ValueError("nodes: needs the number of ranks on each; give gpus or ranks")
         if self.shard and self.processes == 1:
             raise ValueError("shard: needs several ranks to share the weights; give gpus or ranks")
-        _require_slurm(self, *(SlurmDefaults.model_fields.keys() - {"time"}))
+        _require_slurm(self, *(SlurmDefaults.model_fields.keys() - {"time"}), "nodes")
         return self
 
 
@@ -152,6 +162,7 @@ def _for_one_gpu(train: TrainEngine) -> TrainEngine:
         extra["gres"] = re.sub(r"^(gpu(?::[^:,]+)?):\d+$", r"\1:1", str(extra["gres"]))
     return train.model_copy(
         update={
+            "nodes": None,
             "gpus": train.gpus and 1,
             "cpus": train.cpus and math.ceil(train.cpus / parts),
             "memory": train.memory and math.ceil(train.memory / parts),
