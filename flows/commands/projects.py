@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from flows.commands.arguments import AsJson, Changes, ConfigFile
 from flows.commands.output import print_json, print_result, say
-from tasks.core.errors import UsageError
+from tasks.core.errors import TarmacError, UsageError, first_line
 from tasks.core.units import count, counted, duration, percent, size
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tasks.dataset.building.forecast import ConversionWork, Forecast
     from tasks.dataset.init import PlaceSurvey
     from tasks.dataset.quarantine import Quarantined
+    from tasks.runs.footprint import Footprint
 
 EVIDENCE_WIDTH = 300
 """The number of characters that a line of `init` shows of a name or a value from the raw data."""
@@ -138,6 +139,7 @@ def plan(config: ConfigFile, /, *, changes: Changes = None, as_json: AsJson = Fa
     from tasks.core import screen
     from tasks.dataset.building.forecast import forecast
     from tasks.dataset.quarantine import by_split
+    from tasks.runs.footprint import Footprint
 
     settings = configured(config, Overrides(set=changes or []))
     if settings.schedule is not None and find_spec("prefect") is not None:  # which a plan does not need
@@ -149,6 +151,7 @@ def plan(config: ConfigFile, /, *, changes: Changes = None, as_json: AsJson = Fa
     work = build.work  # None if its sources cannot be listed
     most = None if work is None else work.listed - work.filtered - sum(work.rejected.values())
     training = training_left(settings, build.up_to_date, most)
+    taken = taken_of_gpu(settings, training)
     if as_json:
         return print_result(
             build=asdict(build),
@@ -157,11 +160,13 @@ def plan(config: ConfigFile, /, *, changes: Changes = None, as_json: AsJson = Fa
             training=training.summary if training else None,
             doubts=training.doubts if training else [],
             evaluations=evaluation_line(settings, training.settings) if training else None,
+            rank=asdict(taken) if isinstance(taken, Footprint) else None,
         )
     lines = list(_build_lines(settings, build))
     if training is not None:
         lines.append(f"train     {training.summary}")
         lines += [f"          {line}" for line in setting_lines(settings, training.settings)]
+        lines += [f"          {line}" for line in gpu_lines(settings, taken)]
         lines += [f"!         {doubt}" for doubt in training.doubts]
         if (evaluations := evaluation_line(settings, training.settings)) is not None:
             lines.append(f"evaluate  {evaluations}")
@@ -334,6 +339,41 @@ def setting_lines(settings: Config, train: Train) -> Iterator[str]:
         of = f" of {size(each)}, {size(checkpoints * each)} in all" if each else ""
         kept = "" if train.keep is not None else "; train.keep keeps fewer"
         yield f"checkpoints on the disk: at most {count(checkpoints)}{of}{kept}"
+
+
+def taken_of_gpu(settings: Config, training: TrainingLeft | None) -> Footprint | str | None:
+    """Return what a rank takes of its GPU, or why that is not known; None where no training is left for
+    GPUs."""
+    from tasks.core import screen
+    from tasks.models.recipes import options_type
+    from tasks.runs.footprint import footprint_of
+    from tasks.runs.gpus import trains_on_gpus
+
+    if training is None or not training.is_left or not trains_on_gpus(settings.engine.train):
+        return None
+    if options_type(training.settings.recipe).is_external:
+        return None
+    with screen.running("plan") as progress:
+        progress(0, 0, "what a rank takes of its GPU")
+        try:
+            return footprint_of(settings)
+        except TarmacError as error:
+            return first_line(error)
+
+
+def gpu_lines(settings: Config, taken: Footprint | str | None) -> Iterator[str]:
+    from tasks.runs.gpus import memory_of_gpu
+
+    if isinstance(taken, str):
+        yield f"what a rank takes of its GPU is not known: {taken}"
+    elif taken is not None:
+        room = memory_of_gpu() if settings.engine.train.kind == "local" else None
+        there = "" if room is None else f"; a GPU here has {size(room)}"
+        yield f"a rank takes {taken}{there}"
+        yield (
+            f"an evaluation takes {size(taken.beside)}, a checkpoint {size(taken.saving)} of the host of the "
+            f"first rank; a step computes {taken.flops / 1e12:,.3g} TFLOP a rank"
+        )
 
 
 def _place(settings: Config) -> str:

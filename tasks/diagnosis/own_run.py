@@ -29,11 +29,12 @@ from tasks.dataset.manifest import Manifest
 from tasks.diagnosis import memory
 from tasks.diagnosis.bench import PREFETCH
 from tasks.diagnosis.foreign.judgement import LARGE_PIXELS
-from tasks.diagnosis.memory import LoaderSize
+from tasks.diagnosis.memory import LoaderSize, gigabytes
 from tasks.models import hub
 from tasks.models.held_out import held_out
-from tasks.models.recipes import options_type
+from tasks.models.recipes import levers, options_type
 from tasks.runs.data import overfull
+from tasks.runs.footprint import SPARE, Footprint
 from tasks.runs.gpus import share_gpus
 
 TRAIN = "train"
@@ -59,6 +60,16 @@ class OwnCase:
     """Whether to read the weights instead of only checking that the files exist."""
     rows: int | None = None
     """The number of rows that the samples are packed into, where it was measured."""
+    footprint: Footprint | None = None
+    """What a rank takes of its GPU, where it was computed."""
+    gpu_bytes: float | None = None
+    """The memory of this machine's smallest GPU, where it is known."""
+
+    @property
+    def shares_gpu(self) -> bool:
+        """Whether evaluations run beside the training on its GPU."""
+        evaluate = self.config.evaluate
+        return evaluate is not None and evaluate.when == "beside" and share_gpus(self.config.engine)
 
     @cached_property
     def samples(self) -> int:
@@ -111,6 +122,7 @@ def judge_own_run(case: OwnCase) -> list[Finding]:
         *_oversized(case),
         *_volumes(case),
         *(() if options_type(case.train.recipe).is_external else _memory(case)),
+        *_gpu_memory(case),
         *_disk(case),
         *_weights(case),
         *_teachers(case),
@@ -223,6 +235,24 @@ def _memory(case: OwnCase) -> Iterator[Finding]:
         if "train.batch_size" in config:  # the config counts the samples over all ranks
             config["train.batch_size"] *= engine.processes
         yield replace(finding, config=config or None)
+
+
+def _gpu_memory(case: OwnCase) -> Iterator[Finding]:
+    """Compare what a rank takes of its GPU, and an evaluation beside it where it shares that, with what it
+    has."""
+    rank, room = case.footprint, case.gpu_bytes
+    if rank is None or room is None:
+        return
+    there = f"of the {gigabytes(room)} of a GPU"
+    if rank.most > SPARE * room:
+        evidence = {"problem": f"a rank takes {rank}, {there}"}
+        remedy = f"lower {levers(case.train)}, set train.checkpointing, or engine.train.shard with more GPUs"
+        yield Finding("memory.exceeded", "error", remedy, evidence=evidence)
+    elif case.shares_gpu and rank.most + rank.beside > SPARE * room:
+        both = f"a rank takes {gigabytes(rank.most)} and an evaluation beside it {gigabytes(rank.beside)}"
+        remedy = "take evaluate.when: idle, or lower train.micro_batch or evaluate.batch_size"
+        evidence, config = {"problem": f"{both}, {there}"}, {"evaluate.when": "idle"}
+        yield Finding("memory.exceeded", "warning", remedy, evidence=evidence, config=config)
 
 
 def _estimate(case: OwnCase) -> memory.LoaderCost:

@@ -27,12 +27,15 @@ from tasks.diagnosis.foreign.mend import Mended, mend
 from tasks.diagnosis.own_run import OwnCase
 from tasks.models.needs import UnknownNeed
 from tasks.models.recipes import check_recipe
+from tasks.runs.footprint import footprint_of
+from tasks.runs.gpus import memory_of_gpu, trains_on_gpus
 from tasks.trainers import recognise
 from tasks.trainers.command import Command
 from tasks.trainers.contract import Trainer
 
 MEMORY_ESTIMATED = "memory: estimated by the model's image size; --deep measures it"
 PACKS_UNSEEN = "memory, and how many rows the packs make: --deep measures both"
+GPU_UNSEEN = "memory of a GPU: --deep computes it"
 KEYS = {"--workers": "loader.workers", "--batch-size": "train.batch_size", "--warmup": "train.warmup"}
 """The config's keys for the options that Tarmac gives to another trainer's command."""
 
@@ -144,6 +147,11 @@ def preflight_config(config: Config, is_deep: bool = False, unknown: Sequence[Un
         config, config.train, version, manifest, cores, limits, free, cost, is_deep, found.get("rows")
     )
     not_seen = []
+    if trains_on_gpus(config.engine.train) and not options.is_external:
+        if is_deep:
+            case = replace(case, footprint=footprint_of(config), gpu_bytes=memory_of_gpu())
+        else:
+            not_seen.append(GPU_UNSEEN)
     if not is_deep and not options.is_external:
         not_seen.append(MEMORY_ESTIMATED if config.train.pack is None else PACKS_UNSEEN)
     unseen = [*(need for need in options.needs if isinstance(need, UnknownNeed)), *unknown]

@@ -18,12 +18,13 @@ from tasks.core.mistakes import describe_mistakes
 from tasks.core.schema import Train
 from tasks.core.schema.block import Block
 from tasks.core.schema.recipes import RECIPES
+from tasks.core.schema.training import Pack
 from tasks.models.needs import Need
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from tasks.loader.collate import Collate
+    from tasks.loader.collate import Batch, Collate
     from tasks.loader.workers import Transform
     from tasks.models.task import Task
 
@@ -89,6 +90,10 @@ class Recipe(Protocol):
 
     def transform(self, is_train: bool) -> Transform:
         """Return the function from a sample's members to its tensors, with augmentation for training."""
+
+    def example(self, samples: int, pack: Pack | None = None) -> Batch:
+        """Return a batch of zeros with the shapes that so many of the training's samples have, or its rows
+        where it packs them, as large as they come; no data is read for it."""
 
     def part_of(self, name: str) -> str:
         """Return the part of the model, one of the options' `parts`, that holds this parameter or module."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.utils import get_total_norm
@@ -42,7 +43,7 @@ def build_without_memory(recipe: Recipe) -> nn.Module:
 def shard(spread: Spread, device: torch.device) -> None:
     """Leave to this rank its part of the weights, on the device; those of a model that was built without
     memory are to be filled."""
-    mesh = init_device_mesh(device.type, (spread.ranks.count,))
+    mesh = mesh_of(device.type, spread.ranks.count)
     whole = {value for value in spread.parameters() if value.numel() == 1}
     for block in blocks_of(spread.task.model):
         fully_shard(block, mesh=mesh, ignored_params=whole)
@@ -51,6 +52,12 @@ def shard(spread: Spread, device: torch.device) -> None:
         register_fsdp_forward_method(spread, method)
     if any(value.is_meta for value in spread.parameters()):
         spread.to_empty(device=device)
+
+
+@cache
+def mesh_of(device_type: str, count: int) -> DeviceMesh:
+    """Return the ranks as torch's shards know them; the process group has to be there."""
+    return init_device_mesh(device_type, (count,))
 
 
 def drop_gathered(spread: Spread) -> None:

@@ -8,10 +8,10 @@ state that a checkpoint keeps.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -99,7 +99,7 @@ class Step:
         self.task: Task = recipe.task(model)
         self._options, self._device, self._ranks = options, device, ranks
         is_judged_apart = options.ema is not None or options.lora is not None
-        judged = recipe.task(copy.deepcopy(model)) if is_judged_apart else None
+        judged = recipe.task(deepcopy(model)) if is_judged_apart else None
         if options.sync_batch_norm:
             synchronise_batch_norms(model, ranks.count, device.torch)
         if options.lora is not None:

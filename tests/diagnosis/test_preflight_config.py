@@ -25,6 +25,8 @@ from tasks.diagnosis import own_run, preflight
 from tasks.diagnosis.memory import LoaderCost, MachineLimits
 from tasks.diagnosis.own_run import OwnCase
 from tasks.diagnosis.preflight import preflight_config
+from tasks.runs import gpus
+from tasks.runs.footprint import Footprint
 from tasks.trainers.command import Command
 
 ROOM = MachineLimits(memory=1e12, by="the machine", shared=1e12, descriptors=1 << 20)
@@ -203,6 +205,33 @@ def test_checkpoints_that_wait_to_be_evaluated_count_although_few_are_kept(tmp_p
     assert at_once.train is not None and after.train is not None
     few, each = own_run.checkpoints_of(at_once, at_once.train, 1000)
     assert own_run.checkpoints_of(after, after.train, 1000) == (few + 20, each)
+
+
+@pytest.mark.parametrize(
+    ("room", "when", "severity"),
+    [(80e9, "beside", None), (40e9, "beside", "warning"), (40e9, "idle", None), (24e9, "idle", "error")],
+)
+def test_a_gpu_too_small_for_a_rank_or_for_both_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: float, when: str, severity: str | None
+) -> None:
+    monkeypatch.setattr(gpus, "gpus_here", lambda: 1)
+    monkeypatch.setattr(preflight, "memory_of_gpu", lambda: room)
+    cost = {"sample": 1e6, "working": 1e6, "worker": 1e6, "main": 1e6}
+    monkeypatch.setattr(preflight, "call", lambda *_: {"cost": cost, "rows": None})
+    taken = Footprint(10**9, 10**9, 2 * 10**9, 30 * 10**9, 12 * 10**9, 10**9, 3 * 10**9, 10**12)
+    monkeypatch.setattr(preflight, "footprint_of", lambda config: taken)
+    write_version(tmp_path)
+    evaluate = {"every": 50, "tasks": ["zero_shot"], "when": when}
+    settings = config(tmp_path, evaluate=evaluate)
+    assert preflight.GPU_UNSEEN in preflight_config(settings).report.not_seen
+    found = [
+        one
+        for one in preflight_config(settings, is_deep=True).report.findings
+        if one.code == "memory.exceeded"
+    ]
+    assert [one.severity for one in found] == ([] if severity is None else [severity])
+    if severity == "warning":
+        assert found[0].config == {"evaluate.when": "idle"}
 
 
 def test_weights_that_are_not_there_are_an_error(tmp_path: Path) -> None:

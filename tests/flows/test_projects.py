@@ -8,12 +8,20 @@ from pathlib import Path
 import pytest
 
 from flows.cli import main
-from flows.commands.projects import TrainingLeft, evaluation_line, setting_lines, training_left
+from flows.commands.projects import (
+    TrainingLeft,
+    evaluation_line,
+    gpu_lines,
+    setting_lines,
+    taken_of_gpu,
+    training_left,
+)
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
 from tasks.dataset import quarantine, versions
 from tasks.dataset.quarantine import Quarantined
-from tasks.runs import gpus
+from tasks.runs import footprint, gpus
+from tasks.runs.footprint import Footprint
 from tasks.runs.plan import plan
 from tasks.supervision.status import RunStatus
 from tests.conftest import digits_config
@@ -220,3 +228,25 @@ def test_a_run_is_up_to_date_with_the_evaluations_asked_for(
     assert summary_of(training_left(config, version.name)) == (f"up to date: {run.name}", False)
     renamed = make_config(digits_dataset, tmp_path, "evaluate.tasks=[{kind: zero_shot, name: zz}]")
     assert summary_of(training_left(renamed, version.name)) == (f"goes on: {run.name}, planned", True)
+
+
+def test_a_plan_for_gpus_says_what_a_rank_takes(
+    digits_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = Footprint(10**9, 10**9, 2 * 10**9, 30 * 10**9, 5 * 10**9, 10**9, 3 * 10**9, 10**12)
+    monkeypatch.setattr(footprint, "footprint_of", lambda config: taken)
+    monkeypatch.setattr(gpus, "memory_of_gpu", lambda: 24e9)
+    config = make_config(digits_dataset, tmp_path, "engine.train={gpus: 1}")
+    left = training_left(config, versions.resolve(digits_dataset).name)
+    lines = "; ".join(gpu_lines(config, taken_of_gpu(config, left))).replace("\u202f", " ")
+    assert "a rank takes 30.8 GB: weights 1.00 GB" in lines and "a GPU here has 24.0 GB" in lines
+    assert "an evaluation takes 2.80 GB" in lines and "computes 1 TFLOP" in lines
+    on_cpu = make_config(digits_dataset, tmp_path)
+    assert taken_of_gpu(on_cpu, left) is None and list(gpu_lines(on_cpu, None)) == []
+
+    def refuse(config: object) -> Footprint:
+        raise UsageError("train.model.vision: no model a/b can be found")
+
+    monkeypatch.setattr(footprint, "footprint_of", refuse)
+    (line,) = gpu_lines(config, taken_of_gpu(config, left))
+    assert line == "what a rank takes of its GPU is not known: train.model.vision: no model a/b can be found"

@@ -27,7 +27,8 @@ from torch.nn.functional import cross_entropy, logsigmoid
 from torch.utils.checkpoint import checkpoint
 
 from tasks.core.errors import DataError, UsageError, first_line
-from tasks.loader.collate import Collate, stack
+from tasks.core.schema.training import Pack
+from tasks.loader.collate import Batch, Collate, stack
 from tasks.loader.decoders import decode_text, image_of
 from tasks.loader.workers import Transform
 from tasks.models.clip.clip_options import DIGITS_FILE, SIGMOID, ClipOptions, weights_need
@@ -107,6 +108,16 @@ class ClipRecipe:
         cut = TimmCrop if augment.use_timm else RandomCrop
         training = cut(settings, augment) if is_train else None
         return ClipTransform(self.tokenize, Crop(settings), training)
+
+    def example(self, samples: int, pack: Pack | None = None) -> Batch:
+        text = open_clip.get_model_config(self.options.registered)["text_cfg"]
+        size = self.preprocessing.size
+        height, width = (size, size) if isinstance(size, int) else size
+        return {
+            "key": [""] * samples,
+            "image": torch.zeros(samples, height, width, 3, dtype=torch.uint8),
+            "text": torch.zeros(samples, text.get("context_length", 77), dtype=torch.long),
+        }
 
     @cached_property
     def tokenize(self) -> Tokenize:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tasks.core.errors import DataError, UsageError, first_line
+from tasks.core.schema.training import Pack
 from tasks.dataset.formats.volumes.geometry import axes_of
 from tasks.dataset.formats.volumes.stored import Crop
 from tasks.loader.collate import Batch, stack
@@ -67,6 +68,14 @@ class CtClipRecipe(Recipe):
 
     def transform(self, is_train: bool) -> Transform:
         return CtClipTransform(self.options, self.reports, is_train)
+
+    def example(self, samples: int, pack: Pack | None = None) -> Batch:
+        return {
+            "key": [""] * samples,
+            "volume": torch.zeros(samples, *self.options.input_shape, dtype=torch.int16),
+            "shift": torch.zeros(samples),
+            "text": torch.zeros(samples, self.reports.context, dtype=torch.long),
+        }
 
     def part_of(self, name: str) -> str:
         """Parts follow from CT-CLIP's names."""

@@ -30,6 +30,8 @@ import torch
 from torch import Tensor, nn
 
 from tasks.core.errors import DataError
+from tasks.core.schema.training import Pack
+from tasks.loader.collate import Batch
 from tasks.loader.decoders import image_of
 from tasks.loader.workers import Transform
 from tasks.models.clip.clip import ClipRecipe, ClipTask, ClipTransform, Tokenize
@@ -52,6 +54,13 @@ class ReinforcedRecipe(ClipRecipe):
 
     def transform(self, is_train: bool) -> Transform:
         return ReinforcedTransform(self.tokenize, self.preprocessing, self._options)
+
+    def example(self, samples: int, pack: Pack | None = None) -> Batch:
+        batch, taught = super().example(samples), torch.zeros(samples, self._options.width)
+        batch |= {"teacher_image": taught, "teacher_text": taught.clone()}
+        if self._options.synthetic_captions == "add":
+            batch |= {"synthetic": batch["text"].clone(), "teacher_synthetic": taught.clone()}
+        return batch
 
 
 class ReinforcedTask(ClipTask):

@@ -22,6 +22,7 @@ from torch.nn.functional import cross_entropy, pad
 from torchvision.transforms.functional import resize
 
 from tasks.core.errors import DataError, UsageError
+from tasks.core.schema.training import Pack
 from tasks.loader.collate import Batch, Collate
 from tasks.loader.decoders import decode_image, decode_json, picture_size
 from tasks.loader.workers import Transform
@@ -173,6 +174,29 @@ class VlmRecipe(Recipe):
 
     def transform(self, is_train: bool) -> Transform:
         return ChatTransform(self.chat)
+
+    def example(self, samples: int, pack: Pack | None = None) -> Batch:
+        """Rows are full of pictures of one tile, or of one picture of as many tiles as there may be and an
+        answer half as long."""
+        each = self.chat.text.tokens_per_tile
+        tiles = min(pack.images, pack.tokens // each) if pack is not None else self.chat.tiles.grid**2 + 1
+        length = pack.tokens if pack is not None else 3 * tiles * each // 2
+        targets = max(length - tiles * each, 1)
+        tokens = torch.zeros(samples, length, dtype=torch.long)
+        tokens[:, : tiles * each] = self.chat.text.image
+        answered = torch.full_like(tokens, NOT_A_TARGET)
+        answered[:, -targets:] = 0
+        side, held = self.chat.tiles.side, 2 if pack is not None else 1
+        return {
+            "key": [""] * samples,
+            "tokens": tokens,
+            "targets": answered,
+            "positions": tokens.clone(),
+            "segments": tokens.clone(),
+            "image": torch.zeros(samples, tiles, side, side, 3, dtype=torch.uint8),
+            "tiles": torch.full((samples,), tiles),
+            "rows": [[held, tiles, targets]] * samples,
+        }
 
     def part_of(self, name: str) -> str:
         return name.partition(".")[0]
