@@ -95,6 +95,11 @@ class Recipe(Protocol):
         """Return a batch of zeros with the shapes that so many of the training's samples have, or its rows
         where it packs them, as large as they come; no data is read for it."""
 
+    def counts(self, batch: Batch) -> Mapping[str, float]:
+        """Return what a batch of rows holds, known to the host: `rows`, `places` for tokens, `tokens` and
+        `pictures`; nothing of samples that are no rows."""
+        return {}
+
     def part_of(self, name: str) -> str:
         """Return the part of the model, one of the options' `parts`, that holds this parameter or module."""
 

@@ -36,6 +36,8 @@ class Training:
     """The median over all rows."""
     waiting: float | None
     """The share of the training time spent waiting for data."""
+    split: Mapping[str, float]
+    """The shares of the other parts of a step, by name, where they were measured."""
     not_finite: int
     """The number of rows whose loss is not finite."""
 
@@ -65,7 +67,8 @@ def summarize(rows: Sequence[Row]) -> Training | None:
         last_loss=losses[-1] if losses else None,
         val_loss=val_losses[-1] if val_losses else None,
         samples_per_s=statistics.median(speeds) if speeds else None,
-        waiting=_waiting(rows),
+        waiting=_share(rows, "train/data_wait"),
+        split={name: share for name in PARTS if (share := _share_of_step(rows, name)) is not None},
         not_finite=sum(1 for row in rows if "train/loss" in row and not _has(row, "train/loss")),
     )
 
@@ -80,6 +83,8 @@ class Panel:
     unit: Literal["number", "share"] = "number"
 
 
+PARTS = ("forward", "backward", "update")
+"""The parts of a step whose time is measured, in their order."""
 PANELS = (
     Panel("Loss", "loss", {"train/loss": "training", "val/loss": "validation"}),
     Panel(
@@ -93,6 +98,17 @@ PANELS = (
     Panel("Learning rate", "learning rate", {"train/lr": "learning rate"}),
     Panel("Throughput", "samples/s", {"train/samples_per_s": "samples/s"}),
     Panel("Waiting for data", "share of time", {"train/data_wait": "share of time"}, "share"),
+    Panel(
+        "Time of a step",
+        "seconds",
+        {
+            "train/forward_s": "forward",
+            "train/backward_s": "backward",
+            "train/update_s": "update",
+        },
+    ),
+    Panel("Use of the device", "share of its peak", {"train/mfu": "share of its peak"}, "share"),
+    Panel("Rows", "share of places", {"train/fill": "with a token"}, "share"),
 )
 
 
@@ -187,12 +203,22 @@ def _column(rows: Sequence[Row], key: str) -> list[Point]:
     return sorted(points, key=lambda point: point[0])
 
 
-def _waiting(rows: Sequence[Row]) -> float | None:
+def _share_of_step(rows: Sequence[Row], part: str) -> float | None:
+    whole = [row for row in rows if _has(row, "train/step_s") and row["train/step_s"] > 0]
+    shares = [
+        {**row, "share": row[f"train/{part}_s"] / row["train/step_s"]}
+        for row in whole
+        if _has(row, f"train/{part}_s")
+    ]
+    return _share(shares, "share")
+
+
+def _share(rows: Sequence[Row], key: str) -> float | None:
     """Return the share over the whole run, in which each row is weighted by the time of its step."""
     timed = [
-        (row["train/data_wait"], row["train/step_s"] if _has(row, "train/step_s") else 1.0)
+        (row[key], row["train/step_s"] if _has(row, "train/step_s") else 1.0)
         for row in rows
-        if _has(row, "train/data_wait")
+        if _has(row, key)
     ]
     whole = sum(seconds for _, seconds in timed)
     return sum(share * seconds for share, seconds in timed) / whole if whole > 0 else None

@@ -74,9 +74,8 @@ class RunFolder:
     workers = RunFile("workers")
     """What each loader worker is doing; `tasks.loader.worker_state` reads it."""
 
-    def metrics_of(self, rank: int) -> Path:
-        """The metrics that a rank measured: those of the first rank are the run's."""
-        return self.metrics if rank == 0 else self.path / f"metrics.rank_{rank}.jsonl"
+    footprint = RunFile("footprint.json")
+    """What a rank takes of its GPU, and computes in a step."""
 
     def phase(self, rank: int = 0) -> Path:
         return self.path / "phases" / f"rank_{rank}.json"

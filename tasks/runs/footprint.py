@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.core import child
+from tasks.core.files import read_json
 from tasks.core.schema import Config
 from tasks.core.units import size
+from tasks.runs.folder import RunFolder
 from tasks.runs.plan import settled
 
 MEASURE = "tasks.training.fake_step:footprint"
@@ -55,6 +57,11 @@ class Footprint:
             f"activations {size(max(self.peak, self.judging) - kept)}"
         )
         return f"{size(self.most)}: {parts}, and {size(CONTEXT_BYTES)} for CUDA"
+
+
+def read_footprint(run: RunFolder) -> Footprint | None:
+    """Return what the run's agent has left; None where it did not compute it."""
+    return Footprint(**read_json(run.footprint)) if run.footprint.exists() else None
 
 
 def footprint_of(config: Config) -> Footprint:

@@ -48,18 +48,22 @@ def finite(value: Any) -> Any:
 class MetricsWriter:
     """Appends rows whose uid is not there yet, or only with a null.
 
-    Opening it closes a line that a killed writer left torn.
+    Opening it closes a line that a killed writer left torn. Without a path, as of all ranks but the first,
+    it writes nothing.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None) -> None:
         self.path = path
+        self._recorded: set[str] = set()
+        if path is None:
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         _close_torn_line(path)
-        self._recorded = {row["uid"] for row in read_metrics(path)[0] if None not in row.values()}
+        self._recorded |= {row["uid"] for row in read_metrics(path)[0] if None not in row.values()}
 
     def append(self, row: Mapping[str, Any]) -> bool:
         """Append the row and return True, or False when a row of its uid is recorded already."""
-        if row["uid"] in self._recorded:
+        if self.path is None or row["uid"] in self._recorded:
             return False
         written = finite(row)
         append_line(self.path, json.dumps(written, ensure_ascii=False))
@@ -69,6 +73,8 @@ class MetricsWriter:
 
     def settle(self) -> None:
         """Put the rows on the disk, where a checkpoint of their steps is about to be."""
+        if self.path is None:
+            return
         fsync_path(self.path)
         fsync_path(self.path.parent)
 

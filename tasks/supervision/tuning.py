@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import asdict
 
 from tasks.core import child
 from tasks.core.child import Killed
-from tasks.core.errors import first_line
+from tasks.core.errors import TarmacError, first_line
+from tasks.core.files import write_json
 from tasks.core.schema import Config, Loader
 from tasks.core.screen import Progress, no_progress
 from tasks.loader.settings import LoaderSettings, read_settings, write_settings
@@ -18,6 +20,8 @@ from tasks.models.recipes import levers, options_type
 from tasks.runs import record
 from tasks.runs.data import version_path
 from tasks.runs.folder import RunFolder
+from tasks.runs.footprint import footprint_of
+from tasks.runs.gpus import trains_on_gpus
 
 MEASURE = "tasks.diagnosis.bench:tune"
 LENGTHS = "tasks.training.loop:measure_lengths"
@@ -48,6 +52,8 @@ def tune(
         if not are_there(run.lengths, len(record.load_record(run).data)):
             logger.info("measuring how long samples are")
             child.call(LENGTHS, {"run": str(run.path)}, on_progress, private, on_idle)
+    if train is not None and trains_on_gpus(config.engine.train):
+        _compute_footprint(run, config)
     if kept(run, config.loader) is not None:
         return
     if train is not None and options_type(train.recipe).is_external:
@@ -57,6 +63,17 @@ def tune(
         settings = LoaderSettings.model_validate(_measure(run, config, on_idle))
     write_settings(run.loader, settings)
     logger.info("loader settings: %s", settings.reason)
+
+
+def _compute_footprint(run: RunFolder, config: Config) -> None:
+    """Leave what a rank takes and computes in the run's folder; a training does without it."""
+    assert config.train is not None
+    if run.footprint.exists() or options_type(config.train.recipe).is_external:
+        return
+    try:
+        write_json(run.footprint, asdict(footprint_of(config)))
+    except TarmacError as error:
+        logger.warning("what a rank takes of its GPU is not known: %s", first_line(error))
 
 
 def left_to_trainer(asked: Loader) -> LoaderSettings:

@@ -28,6 +28,19 @@ DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))
 """They exist where a GPU's driver is installed, on Linux and in WSL."""
 MODE = "torch.use_deterministic_algorithms(True)"
 """Every error of torch's deterministic mode contains it."""
+LOWER = ("bf16", "fp16")
+FLOPS_PER_S = {
+    "B200": 2250e12,
+    "H200": 989.4e12,
+    "H100 PCIe": 756e12,
+    "H100": 989.4e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "A10G": 70e12,
+    "RTX 4090": 165.2e12,
+}
+"""Dense products of matrices in bf16, by a part of the GPU's name. Source: NVIDIA's data sheets."""
 logger = logging.getLogger(__name__)
 
 
@@ -54,6 +67,16 @@ class Device:
             name: value.to(self.torch, non_blocking=True) if isinstance(value, Tensor) else value
             for name, value in batch.items()
         }
+
+    def flops_per_s(self) -> float | None:
+        """Return what the device computes in a second at most; None of a CPU, and of a GPU not listed."""
+        if not self.is_cuda:
+            return None
+        name = torch.cuda.get_device_name(self.torch)
+        at_most = next((most for part, most in FLOPS_PER_S.items() if part in name), None)
+        if at_most is None or self.precision in LOWER:
+            return at_most
+        return None if self.is_deterministic else at_most / 2  # TensorFloat-32
 
     def memory(self) -> dict[str, int]:
         """Return `system/gpu_bytes`, the most memory that tensors have taken on a GPU; empty on a CPU."""

@@ -35,11 +35,12 @@ from tasks.models import recipes
 from tasks.runs import record
 from tasks.runs.data import left_out_by, version_path
 from tasks.runs.folder import RunFolder
+from tasks.runs.footprint import read_footprint
 from tasks.runs.metrics import TRAIN_AXIS, MetricsWriter, make_row
 from tasks.runs.phases import PhaseWriter
 from tasks.training.checkpoints import CheckpointSaver
 from tasks.training.devices import Device
-from tasks.training.meter import Meter, check_losses, check_weights
+from tasks.training.meter import Meter, check_losses, check_weights, pauses
 from tasks.training.ranks import ALONE, RankRequest, Ranks
 from tasks.training.resume import Start, generators_of, is_due, take_up
 from tasks.training.sanity.sanity import Sanity
@@ -63,7 +64,7 @@ def train(
     checkpoint. TarmacError for whatever a person can mend.
     """
     options = options_of(run, config)
-    metrics = MetricsWriter(run.metrics_of(ranks.rank))
+    metrics = MetricsWriter(run.metrics if ranks.is_first else None)
     kind, recipe = recipes.check_recipe(options), recipes.load_recipe(options)
     datasets = _datasets(run, options, kind)
     worker_state.clear(run.workers, ranks.rank)
@@ -83,13 +84,15 @@ def train(
         validation.measure(step, take_step)
     phases.set("first_batch", step)
     is_over, saved = step == options.steps, step
-    meter = Meter(options.batch_size, device.is_cuda)
+    meter = Meter(options.batch_size, device.is_cuda, take_step.laps, _share_per_s(run, device))
     with saver, feed.train(start.place) as batches:
         replaced = _replaced_ledger(run, step, feed)
         while not is_over:
             batch = _next_batch(run, step + 1, batches, feed.parts, replaced, meter, saver, ranks)
             is_over = batch is None
             if batch is not None:
+                for part in batch:
+                    meter.count(recipe.counts(part))
                 with sanity.step(step + 1, batch):
                     taken = take_step(step, *map(device.put, batch))
                 step += 1
@@ -105,7 +108,7 @@ def train(
 
             saving = (is_over or is_due(step, options)) and step > saved
             if meter.steps and (saving or step == 1 or step % options.log_every == 0):
-                values = {**rates, **meter.values(), **device.memory()}
+                values = {**rates, **meter.values(ranks), **device.memory()}
                 if config.loader.on_bad == "replace":
                     values["data/replaced"] = int(ranks.sum(torch.tensor(replaced.count)))
                 metrics.append(make_row(TRAIN_AXIS, step, "train", values))
@@ -117,16 +120,26 @@ def train(
                 sanity.checkpoint(step)
                 phases.set("checkpoint", step, batches.worker_pids)
                 metrics.settle()
+                began = time.perf_counter()
                 _save(saver, step, take_step, feed.state(step, start.place), ranks)
+                saved_s = time.perf_counter() - began
                 logger.info("step %d: loss %.4f", step, values.get("train/loss", math.nan))
                 saved = step
                 sanity.validated(step, validation.measure(step, take_step, batches.worker_pids))
+                took = {"train/save_s": saved_s, "train/validate_s": time.perf_counter() - began - saved_s}
+                metrics.append(make_row(TRAIN_AXIS, step, "save", pauses(took, ranks)))
                 meter.restart()
         phases.set("checkpoint", step, batches.worker_pids)
         with ranks.agreeing():
             saver.wait()
     phases.set("end", step)
     return step
+
+
+def _share_per_s(run: RunFolder, device: Device) -> float | None:
+    """The share of what the device computes in a second that a step is; None where either is not known."""
+    at_most, computed = device.flops_per_s(), read_footprint(run)
+    return None if at_most is None or computed is None else computed.flops / at_most
 
 
 def _saved_start(

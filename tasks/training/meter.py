@@ -1,9 +1,10 @@
-"""What a rank measures between two rows of metrics, and the checks that end a training that is not finite.
+"""What the ranks measure between two rows of metrics, and the checks that end a training that is not finite.
 
-Losses stay on the device until a row is due, so that a GPU is not made to wait for the host at every step. A
-GPU works through its queue while the host waits for the next batch: only the time in which the queue was
-empty counts as waiting for data. Events in the queue before and after the wait show it, and are read when a
-row is due. A CPU does nothing else while it waits, so there all of the time counts.
+The first rank writes the rows, of what all have measured: the mean, and with `_worst` the highest. Losses
+stay on the device until a row is due, so that a GPU is not made to wait for the host at every step. A GPU
+works through its queue while the host waits for the next batch: only the time in which the queue was empty
+counts as waiting for data. Events in the queue before and after the wait show it, and are read when a row is
+due. A CPU does nothing else while it waits, so there all of the time counts.
 
 A loss or a weight that is not finite spreads to all weights within a step, so nothing is trained or saved
 after it.
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from tasks.core.errors import DataError
+from tasks.training.ranks import ALONE, Ranks
 from tasks.training.sharded_weights import local
 
 LEAST_SCALE = 1.0
@@ -46,12 +48,67 @@ class Wait(NamedTuple):
         return min(idle_ms / 1000, self.host_s)
 
 
+Mark = torch.cuda.Event | float
+"""A point in time: an event in a GPU's queue, or the seconds of this machine's clock."""
+
+
+class Laps:
+    """Divides the time of a rank's steps: what passes between two marks counts for the name of the second."""
+
+    def __init__(self, is_cuda: bool = False) -> None:
+        self._is_cuda = is_cuda
+        self._laps: list[tuple[str, Mark, Mark]] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a lap now; what passed since the last one counts for nothing."""
+        self._last = self._mark()
+
+    def lap(self, name: str) -> None:
+        """End a lap, and begin the next."""
+        now = self._mark()
+        self._laps.append((name, self._last, now))
+        self._last = now
+
+    def take(self) -> dict[str, float]:
+        """Return the seconds by name, and forget them. This call waits until the GPU reaches the last
+        mark."""
+        found: dict[str, float] = {}
+        for name, before, after in self._laps:
+            if isinstance(before, float) or isinstance(after, float):
+                assert isinstance(before, float) and isinstance(after, float)
+                seconds = after - before
+            else:
+                after.synchronize()
+                seconds = before.elapsed_time(after) / 1000
+            found[name] = found.get(name, 0.0) + seconds
+        self._laps.clear()
+        return found
+
+    def _mark(self) -> Mark:
+        if not self._is_cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+
 class Meter:
     """Measures the steps since the last `restart`."""
 
-    def __init__(self, batch_size: int, is_cuda: bool = False) -> None:
+    def __init__(
+        self,
+        batch_size: int,
+        is_cuda: bool = False,
+        laps: Laps | None = None,
+        share_per_s: float | None = None,
+    ) -> None:
+        """`laps` are those of the step; `share_per_s` is the share of what the device could compute in a
+        second that a step is, where that is known."""
         self._batch_size = batch_size
         self._is_cuda = is_cuda
+        self._laps = Laps() if laps is None else laps
+        self._share_per_s = share_per_s
         self._process = psutil.Process()
         self.restart()
 
@@ -70,6 +127,8 @@ class Meter:
         self._logs: dict[str, list[Tensor]] = {}
         self._skipped = 0
         self._waits: list[Wait] = []
+        self._counts: dict[str, float] = {}
+        self._laps.take()
         self._began = time.perf_counter()
 
     @contextmanager
@@ -93,24 +152,69 @@ class Meter:
         for name, value in logs.items():
             self._logs.setdefault(name, []).append(value)
 
+    def count(self, counts: Mapping[str, float]) -> None:
+        """Add what this rank's part of a batch holds, by `Recipe.counts`."""
+        for name, value in counts.items():
+            self._counts[name] = self._counts.get(name, 0.0) + value
+
     def losses(self) -> list[float]:
         """Return the losses of the interval's steps, in order; waits for the device."""
         losses: list[float] = torch.stack(self._losses).tolist() if self._losses else []
         return losses
 
-    def values(self) -> dict[str, float]:
-        """Return the interval as metrics: mean loss (NaN if any was, none if all steps were skipped), speed,
-        and the share of time spent waiting for data."""
+    def values(self, ranks: Ranks = ALONE) -> dict[str, float]:
+        """Return the interval as metrics, on all ranks at once: mean loss (NaN if any was, none if all steps
+        were skipped), speed, the parts of a step's time, and the share of it spent waiting for data."""
         losses = self.losses()
         elapsed_s = time.perf_counter() - self._began
+        own = {
+            "train/step_s": elapsed_s / self.steps,
+            "train/data_wait": sum(wait.idle_s() for wait in self._waits) / elapsed_s,
+            **{f"train/{name}_s": seconds / self.steps for name, seconds in self._laps.take().items()},
+            "system/rss_bytes": float(self._process.memory_info().rss),
+        }
+        means, worst, counts = _of_ranks(ranks, own, self._counts)
+        step_s = means["train/step_s"]
         return {
             **({"train/loss": sum(losses) / len(losses)} if losses else {}),
-            "train/samples_per_s": self.steps * self._batch_size / elapsed_s,
-            "train/data_wait": sum(wait.idle_s() for wait in self._waits) / elapsed_s,
-            "train/step_s": elapsed_s / self.steps,
-            "system/rss_bytes": self._process.memory_info().rss,
+            "train/samples_per_s": self._batch_size / step_s,
+            **means,
+            **worst,
+            **_figures(counts, step_s * self.steps),
+            **({"train/mfu": self._share_per_s / step_s} if self._share_per_s is not None else {}),
             **{f"train/{name}": float(torch.stack(values).mean()) for name, values in self._logs.items()},
         }
+
+
+def pauses(own: Mapping[str, float], ranks: Ranks) -> dict[str, float]:
+    """Return the mean of what the ranks measured, and with `_worst` the highest of several."""
+    means, worst, _ = _of_ranks(ranks, own, {})
+    return {**means, **worst}
+
+
+def _of_ranks(
+    ranks: Ranks, own: Mapping[str, float], counts: Mapping[str, float]
+) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+    """The means of the ranks' own figures, the highest where there are several ranks, and the sums of the
+    counts."""
+    mine = torch.tensor([*own.values(), *counts.values()], dtype=torch.float64)
+    each = torch.stack(ranks.of_all(mine))
+    means = dict(zip(own, each.mean(dim=0).tolist(), strict=False))
+    worst = dict(zip((f"{name}_worst" for name in own), each.amax(dim=0).tolist(), strict=False))
+    sums = dict(zip(counts, each.sum(dim=0).tolist()[len(own) :], strict=True))
+    return means, worst if ranks.count > 1 else {}, sums
+
+
+def _figures(counts: Mapping[str, float], seconds: float) -> dict[str, float]:
+    """What the counts say of rows: tokens per second, the share of a row's places that hold one, and pictures
+    per row; nothing where samples are not rows."""
+    if "rows" not in counts:
+        return {}
+    return {
+        "train/tokens_per_s": counts["tokens"] / seconds,
+        "train/fill": counts["tokens"] / counts["places"],
+        "train/pictures_per_row": counts["pictures"] / counts["rows"],
+    }
 
 
 def check_losses(losses: Sequence[float], last_step: int, precision: str) -> None:

@@ -30,7 +30,7 @@ from tasks.models.task import Contrastive, Features, Loss, Task
 from tasks.training import sharded_weights as shards
 from tasks.training.blocks import prepare_blocks, synchronise_batch_norms
 from tasks.training.devices import Device, random_state, set_random_state
-from tasks.training.meter import check_scale
+from tasks.training.meter import Laps, check_scale
 from tasks.training.ranks import ALONE, Ranks, Spread
 
 
@@ -98,6 +98,8 @@ class Step:
     ) -> None:
         self.task: Task = recipe.task(model)
         self._options, self._device, self._ranks = options, device, ranks
+        self.laps = Laps(device.is_cuda)
+        """The time that forward and backward passes and the update of the weights took."""
         is_judged_apart = options.ema is not None or options.lora is not None
         judged = recipe.task(deepcopy(model)) if is_judged_apart else None
         if options.sync_batch_norm:
@@ -143,11 +145,14 @@ class Step:
         """
         rates = self._set_rates(number)
         self._optimizer.zero_grad()
+        self.laps.begin()
         loss, logs = self._backward(batch)
         self._scaler.unscale_(self._optimizer)
         if self._options.grad_clip:
             logs = {**logs, "grad_norm": shards.clip(self._trained, self._options.grad_clip)}
-        if self._is_skipped():
+        is_skipped = self._is_skipped()
+        self.laps.lap("update")
+        if is_skipped:
             scale = self._scaler.get_scale()
             check_scale(scale, number + 1, float(loss))
             return StepResult(loss, logs, rates, scale)
@@ -287,8 +292,10 @@ class Step:
             with self._device.autocast():
                 total, weight, logs = self._spread(parts[0])
             loss: Tensor = total / weight
+            self.laps.lap("forward")
             self._differentiate(loss)
             self._exchange()
+            self.laps.lap("backward")
             return self._of_all_ranks(loss, logs)
         return self._summed(parts)
 
@@ -301,7 +308,9 @@ class Step:
             with self._exchanging(part is parts[-1]):
                 with self._device.autocast():
                     loss: Loss = self._spread(part)
+                self.laps.lap("forward")
                 self._differentiate(loss.sum / samples)
+                self.laps.lap("backward")
             losses.append(loss._replace(sum=loss.sum.detach()))
         self._exchange()
         total, weight = (
@@ -311,6 +320,7 @@ class Step:
         for parameter in self._trained:
             if parameter.grad is not None:  # which is the mean over ranks
                 parameter.grad.mul_(samples * self._ranks.count / weight)
+        self.laps.lap("backward")
         names = losses[0].logs
         logs = {name: torch.stack([loss.logs[name] for loss in losses]).float().mean() for name in names}
         return total / weight, logs
@@ -335,6 +345,7 @@ class Step:
         whole = {name: self._ranks.gather(torch.cat([one[name] for one in features])) for name in names}
         gradients = self._gradients(task, whole)
         shares = {name: torch.split(value, sizes) for name, value in gradients.items()}
+        self.laps.lap("forward")
         for place, part in enumerate(parts):
             is_last = place == len(parts) - 1
             set_random_state(draws[place])
@@ -342,12 +353,15 @@ class Step:
             with self._exchanging(is_last):
                 with self._device.autocast():
                     product, loss = self._spread(part, given, whole if is_last else None)
+                self.laps.lap("forward")
                 if loss is not None:
                     mean: Tensor = loss.sum / loss.weight
                     product = product + self._scaler.scale(mean)
                 if product.requires_grad:  # which it does not of locked towers
                     product.backward()
+                self.laps.lap("backward")
         self._exchange()
+        self.laps.lap("backward")
         assert loss is not None
         return self._of_all_ranks(mean, loss.logs)
 

@@ -29,7 +29,7 @@ class Options(recipes.Options):
     width: int = 16
 
 
-class LengthRecipe:
+class LengthRecipe(recipes.Recipe):
     """Two layers on a small grey picture."""
 
     def __init__(self, options: Options) -> None:
@@ -56,11 +56,17 @@ class LengthRecipe:
     def transform(self, is_train: bool) -> Any:
         return transform
 
+    def example(self, samples: int, pack: Any = None) -> Any:
+        import torch
+
+        return {
+            "key": [""] * samples,
+            "image": torch.zeros(samples, SIDE * SIDE),
+            "length": torch.ones(samples),
+        }
+
     def part_of(self, name: str) -> str:
         return "model"
-
-    def is_decayed(self, name: str, parameter: Any) -> bool:
-        return bool(parameter.ndim >= 2)
 
 
 def transform(sample: dict[str, bytes], generator_seed: int | None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ def row(step: int, **values: float | None) -> dict[str, object]:
 
 
 ROWS = [
-    row(10, loss=4.0, lr=1e-3, samples_per_s=100.0, data_wait=0.5, step_s=0.1),
+    row(10, loss=4.0, lr=1e-3, samples_per_s=100.0, data_wait=0.5, step_s=0.1, forward_s=0.02),
     row(20, loss=2.0, lr=5e-4, samples_per_s=300.0, data_wait=0.0, step_s=0.3),
     row(30, loss=1.0, lr=0.0, samples_per_s=200.0, data_wait=0.0, step_s=0.1),
     {"uid": "train/step:30:val", "train/step": 30, "val/loss": 1.5},
@@ -30,6 +30,7 @@ def test_the_figures_of_a_run() -> None:
     )
     assert training.samples_per_s == 200.0
     assert training.waiting == pytest.approx(0.05 / 0.5), "a share weighs as much as its step took"
+    assert training.split == {"forward": pytest.approx(0.2)}, "of the steps in which it was measured"
     assert training.not_finite == 0
 
 
@@ -39,7 +40,13 @@ def test_a_run_without_rows_has_no_figures_and_no_charts() -> None:
 
 def test_one_chart_a_figure_with_the_validation_beside_the_training() -> None:
     charts = training_charts(ROWS)
-    assert [chart.title for chart in charts] == ["Loss", "Learning rate", "Throughput", "Waiting for data"]
+    assert [chart.title for chart in charts] == [
+        "Loss",
+        "Learning rate",
+        "Throughput",
+        "Waiting for data",
+        "Time of a step",
+    ]
     assert [series.label for series in charts[0].series] == ["training", "validation"]
     assert "training 4.00 at step 10, 1.00 at step 30" in charts[0].description
     assert charts[3].y_unit == "share"

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from tasks.training.meter import Meter
+from tasks.training.meter import Laps, Meter
 
 
 def test_tells_waiting_from_computing() -> None:
@@ -30,6 +30,32 @@ def test_restart_forgets_what_happened_between() -> None:
     meter.add(torch.tensor(1.0), {})
     values = meter.values()
     assert values["train/loss"] == 1.0 and values["train/step_s"] < 0.1
+
+
+def test_laps_count_for_the_mark_that_ends_them() -> None:
+    laps = Laps()
+    for _ in range(2):
+        time.sleep(0.02)  # counts for nothing
+        laps.begin()
+        time.sleep(0.01)
+        laps.lap("forward")
+        time.sleep(0.03)
+        laps.lap("backward")
+    found = laps.take()
+    assert 0.02 <= found["forward"] < found["backward"] < 0.2 and found["backward"] >= 0.06
+    assert laps.take() == {}
+
+
+def test_rows_are_counted_and_a_step_is_a_share_of_what_the_device_can() -> None:
+    meter = Meter(batch_size=4, share_per_s=0.01)
+    for tokens in (60, 80):
+        meter.count({"rows": 2, "places": 100, "tokens": tokens, "pictures": 3})
+        time.sleep(0.02)
+        meter.add(torch.tensor(1.0), {})
+    values = meter.values()
+    assert (values["train/fill"], values["train/pictures_per_row"]) == (0.7, 1.5)
+    assert values["train/tokens_per_s"] == pytest.approx(140 / (2 * values["train/step_s"]))
+    assert values["train/mfu"] == pytest.approx(0.01 / values["train/step_s"])
 
 
 class Queue:

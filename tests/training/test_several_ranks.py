@@ -77,9 +77,14 @@ def test_two_ranks_train_as_one_does(digits_dataset: Path, tmp_path: Path, toget
     assert_same_weights(together, alone, NOISE)
     said = [phases.read_phase(together.phase(rank)) for rank in (0, 1)]
     assert [(phase.phase, phase.step) for phase in said if phase is not None] == [("end", LAST)] * 2
-    assert len(together.metrics_of(1).read_text().splitlines()) == len(
-        together.metrics.read_text().splitlines()
-    )
+    assert not list(together.path.glob("metrics.*.jsonl")), "the first rank writes what all have measured"
+    for row in rows(together, "train").values():
+        for part in ("step_s", "data_wait", "forward_s", "backward_s", "update_s"):
+            assert 0 <= row[f"train/{part}"] <= row[f"train/{part}_worst"]
+        assert sum(row[f"train/{part}_s"] for part in ("forward", "backward", "update")) < row["train/step_s"]
+    saved = rows(together, "save")
+    assert LAST in saved and 0 < saved[LAST]["train/save_s"] <= saved[LAST]["train/save_s_worst"]
+    assert not any(key.endswith("_worst") for row in rows(alone, "train").values() for key in row)
     state = torch.load(together.checkpoint(LAST) / "state.pt", weights_only=True)
     (other,) = state["ranks"]
     assert not torch.equal(other["cpu"], state["random"]["cpu"]), "they would drop out the same"

@@ -35,6 +35,7 @@ from tasks.models.clip.clip_options import DIGITS_FILE, SIGMOID, ClipOptions, we
 from tasks.models.clip.openclip import open_clip
 from tasks.models.clip.pictures import Crop, RandomCrop, TimmCrop, normalised
 from tasks.models.needs import PathNeed
+from tasks.models.recipes import Recipe
 from tasks.models.task import ALL, Contrastive, Embedder, Features, Loss, both_ways
 
 open_clip.add_model_config(DIGITS_FILE)
@@ -62,7 +63,7 @@ UNREADABLE = (
 parsed or fitted."""
 
 
-class ClipRecipe:
+class ClipRecipe(Recipe):
     """CLIP models of open_clip, trained the way open_clip's trainer does."""
 
     def __init__(self, options: ClipOptions) -> None:

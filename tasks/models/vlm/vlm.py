@@ -92,13 +92,15 @@ class Chat(NamedTuple):
     tiles: Tiles
 
     def transform(self, sample: Mapping[str, bytes]) -> dict[str, Any]:
-        """Map members to `tokens` and `targets` [length] int64 and `image` [tiles, side, side, 3] uint8."""
+        """Map members to `tokens` and `targets` [length] int64, `image` [tiles, side, side, 3] uint8, and the
+        number of `pictures`."""
         pictures = [decode_image(sample[name]) for name in _pictures(sample)]
         tokens, targets = self.encode(sample, [picture.size for picture in pictures])
         return {
             "tokens": torch.tensor(tokens),
             "targets": torch.tensor(targets),
             "image": self.cut(pictures),
+            "pictures": len(pictures),
         }
 
     def encode(self, sample: Mapping[str, bytes], sizes: Sequence[tuple[int, int]]) -> Encoded:
@@ -195,7 +197,16 @@ class VlmRecipe(Recipe):
             "segments": tokens.clone(),
             "image": torch.zeros(samples, tiles, side, side, 3, dtype=torch.uint8),
             "tiles": torch.full((samples,), tiles),
-            "rows": [[held, tiles, targets]] * samples,
+            "rows": [[held, tiles, targets, length, tiles if pack is not None else 1]] * samples,
+        }
+
+    def counts(self, batch: Batch) -> Mapping[str, float]:
+        rows = [RowCounts(*row) for row in batch["rows"]]
+        return {
+            "rows": len(rows),
+            "places": batch["tokens"].numel(),
+            "tokens": sum(row.tokens for row in rows),
+            "pictures": sum(row.pictures for row in rows),
         }
 
     def part_of(self, name: str) -> str:
@@ -255,18 +266,17 @@ class VlmTask(Task, Answerer):
         self._chat = chat
 
     def forward(self, batch: Mapping[str, Any]) -> Loss:
-        targets, segments = batch["targets"].flatten(), batch["segments"]
+        targets = batch["targets"].flatten()
         rows = [RowCounts(*row) for row in batch["rows"]]
         tiles = real_tiles(batch["image"], batch["tiles"], sum(row.tiles for row in rows))
         is_packed = any(row.conversations > 1 for row in rows)
-        mask = block_mask(segments) if is_packed else None
+        mask = block_mask(batch["segments"]) if is_packed else None
         features = self.model(batch["tokens"], tiles, mask, batch["positions"])
         count = sum(row.targets for row in rows)
         places = nonzero_of(targets != NOT_A_TARGET, count)
         logits = self.model.language.get_output_embeddings()(features.flatten(0, 1).index_select(0, places))
         total = cross_entropy(logits.float(), targets[places], reduction="sum")
-        fill = (segments != PADDING).float().mean()
-        return Loss(total, fill.new_tensor(count), {"fill": fill})
+        return Loss(total, total.new_tensor(count), {})
 
     def chance(self, samples: int) -> float | None:
         """Return the logarithm of the number of tokens: a model that knows nothing expects each alike."""
@@ -311,6 +321,8 @@ class RowCounts(NamedTuple):
     conversations: int
     tiles: int
     targets: int
+    tokens: int
+    pictures: int
 
 
 def rows_of(samples: Sequence[Mapping[str, Any]]) -> Batch:
@@ -350,6 +362,8 @@ def rows_of(samples: Sequence[Mapping[str, Any]]) -> Batch:
                 len(pack),
                 sum(len(one["image"]) for one in pack),
                 sum(int((one["targets"] != NOT_A_TARGET).sum()) for one in pack),
+                sum(len(one["tokens"]) for one in pack),
+                sum(one["pictures"] for one in pack),
             ]
             for pack in packs
         ],
