@@ -1,6 +1,6 @@
 """Where a dataset, its versions and their files lie, and which version a path stands for.
 
-    DATASET/ current -> versions/9c41…    quarantine.jsonl  pins/  lease.json  staging/ (of a build under way)
+    DATASET/ current -> versions/9c41…    quarantine.jsonl  pins/  lengths/  lease.json  staging/ (of a build)
         versions/9c41…/ README.md  manifest.json  build.json  shards.parquet  rejects.parquet  inputs.arrow
              index/train.npy  samples/train.parquet  train/000000.tar …  train/sizes.json
 
@@ -25,6 +25,8 @@ MARKS = (MANIFEST, SHARDS, INPUTS)
 CURRENT, VERSIONS, STAGING, LEASE = "current", "versions", "staging", "lease.json"
 FOREIGN = "foreign.json"
 """The file of a version whose tars others wrote; it records where they lie."""
+LENGTHS = "lengths"
+"""The folder of a dataset with how long the samples of its versions are to recipes that pack them."""
 MIRRORED = "mirror.json"
 """The file of a dataset that records where its last version was copied to."""
 NAME_DIGITS = 12

@@ -22,6 +22,7 @@ from tasks.dataset.layout import (
     BUILD,
     CURRENT,
     LEASE,
+    LENGTHS,
     VERSION_NAME,
     VERSIONS,
     current,
@@ -181,6 +182,8 @@ def _prune(dataset: Path, keep: int) -> None:
         doomed = version.with_name(DOOMED + version.name)
         os.rename(version, doomed)  # so that a version is always there whole or not at all
         remove(doomed)
+        for lengths in (dataset / LENGTHS).glob(f"{version.name}-*"):
+            lengths.unlink(missing_ok=True)
 
 
 def _beyond(dataset: Path, keep: int) -> list[Path]:

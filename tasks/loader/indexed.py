@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.core.errors import DataError, UsageError
+from tasks.core.files import digest
 from tasks.core.remote.remote_shards import RemoteShard, cache
 from tasks.dataset.foreign import foreign_split
 from tasks.dataset.index import read_index
@@ -88,6 +89,11 @@ class IndexedReader:
     def __del__(self) -> None:
         for shard in getattr(self, "_open", {}).values():
             os.close(shard.descriptor)
+
+    @property
+    def excluded_digest(self) -> str:
+        """A digest of which rows are left out."""
+        return digest(self._excluded.tolist())
 
     def __len__(self) -> int:
         return len(self._index) - len(self._excluded)

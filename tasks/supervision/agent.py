@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +28,8 @@ from tasks.core.errors import TarmacError, Withdrawn
 from tasks.core.files import disk_full_as_error
 from tasks.core.findings import Finding
 from tasks.core.lock import Lease, holder_of
-from tasks.core.schema import Train
+from tasks.core.schema import Config, Train
+from tasks.core.screen import Progress
 from tasks.diagnosis.observation.machine import oom_kills
 from tasks.evaluation import best
 from tasks.models import hub, recipes
@@ -66,6 +67,7 @@ STOP_GRACE_S = 45.0
 RESTARTS = 3
 """How often an attempt restarts a training that stands still."""
 logger = logging.getLogger(__name__)
+Measuring = Callable[[RunFolder, Config, Callable[[], None], Progress], None]
 
 
 class Agent:
@@ -129,9 +131,7 @@ class Agent:
         )
         training: Training = "complete" if self._journal.is_trained else "broken"
         if self._journal.is_to_train:
-            with self._gpus() as held:
-                trains = held is not None and self._is_tuned()
-                training = self._train_to_the_end(evaluations, held or ()) if trains else "broken"
+            training = self._train_with_gpus(evaluations) if self._is_done(tuning.prepare) else "broken"
         while (reason := self._stop_reason()) is None and self._keep(
             evaluations, training, submitting=not self._is_left_soon(evaluations)
         ):
@@ -263,8 +263,13 @@ class Agent:
         finally:
             found.release()
 
-    def _is_tuned(self) -> bool:
-        """Have loader settings, measured here if need be; False where the run was stopped meanwhile."""
+    def _train_with_gpus(self, evaluations: Evaluations) -> Training:
+        with self._gpus() as held:
+            trains = held is not None and self._is_done(_tune)
+            return self._train_to_the_end(evaluations, held or ()) if trains else "broken"
+
+    def _is_done(self, measure: Measuring) -> bool:
+        """Have something measured before the training; False where the run was stopped meanwhile."""
         shown_at = -ON_PROGRESS_S
 
         def check() -> None:
@@ -278,7 +283,7 @@ class Agent:
                 self._journal.set_state("running", f"{note}: {done:,} of {total:,}")
 
         try:
-            tuning.tune(self._run, self._config, check, progress)
+            measure(self._run, self._config, check, progress)
         except TarmacError:
             # Whatever ends its Slurm job also ends the process that measures.
             if (reason := self._stop_reason()) is None:
@@ -425,6 +430,10 @@ class Agent:
         content = exit_of(ended, verdict, started, time.time())
         self._journal.training_ended(content, verdict.state, self._obeyed, queued_again)
         return "complete" if verdict.state == "succeeded" else "broken"
+
+
+def _tune(run: RunFolder, config: Config, check: Callable[[], None], _: Progress) -> None:
+    tuning.tune(run, config, check)
 
 
 def main(run_folder: str, aside_s: str | None = None, predecessor: str | None = None) -> None:

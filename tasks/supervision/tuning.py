@@ -36,11 +36,11 @@ def kept(run: RunFolder, asked: Loader) -> LoaderSettings | None:
     return found if asked.prefetch in ("auto", found.prefetch) else None
 
 
-def tune(
+def prepare(
     run: RunFolder, config: Config, on_idle: Callable[[], None], on_progress: Progress = no_progress
 ) -> None:
-    """Record how long samples are, where they are packed, and the run's loader settings, unless they are
-    there and fit.
+    """Record what needs no GPU, unless it is there: how long samples are, where they are packed, and what a
+    rank takes of its GPU.
 
     An error that `on_idle` raises, at least once a second, ends the measurement. DataError for data that
     cannot be read.
@@ -54,6 +54,11 @@ def tune(
             child.call(LENGTHS, {"run": str(run.path)}, on_progress, private, on_idle)
     if train is not None and trains_on_gpus(config.engine.train):
         _compute_footprint(run, config)
+
+
+def tune(run: RunFolder, config: Config, on_idle: Callable[[], None]) -> None:
+    """Record the run's loader settings, unless they are there and fit; as `prepare` otherwise."""
+    train = config.train
     if kept(run, config.loader) is not None:
         return
     if train is not None and options_type(train.recipe).is_external:

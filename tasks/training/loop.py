@@ -24,7 +24,7 @@ from tasks.core.schema import Config, Train
 from tasks.core.screen import Progress, no_progress
 from tasks.core.units import counted
 from tasks.dataset.versions import read_manifest
-from tasks.loader import worker_state
+from tasks.loader import forkserver, worker_state
 from tasks.loader.bad import Budget, PassedOver, most_replaced
 from tasks.loader.batches import TRAIN
 from tasks.loader.collate import Batch
@@ -174,6 +174,7 @@ def measure_lengths(run: Path, progress: Progress = no_progress) -> None:
     folder = RunFolder(run)
     config = configs.reload(folder.config)
     assert config.train is not None
+    forkserver.fork(recipes.module_of(config.train))
     datasets = _datasets(folder, config.train, recipes.check_recipe(config.train))
     Feed.of(config, datasets, recipes.load_recipe(config.train)).measure(folder.lengths, progress=progress)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +20,11 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.files import link_atomic
 from tasks.core.schema import Config
 from tasks.dataset.building.builder import build
+from tasks.dataset.layout import LENGTHS
 from tasks.dataset.manifest import read_manifest
 from tasks.diagnosis import bench, measure, memory, own_run, step_rate
 from tasks.diagnosis.own_run import OwnCase
+from tasks.loader.bad import BadSampleError
 from tasks.loader.batches import open_split
 from tasks.loader.feed import Data, Feed
 from tasks.loader.packing import lengths
@@ -103,12 +107,84 @@ def test_the_agent_has_all_samples_measured_before_the_ranks_start(
     chats: tuple[Config, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = a_run(chats, tmp_path)
-    tuning.tune(run, configs.reload(run.config), on_idle=lambda: None)
+    tuning.prepare(run, configs.reload(run.config), on_idle=lambda: None)
     assert not list(run.lengths.glob("*.part"))
     tokens, images = np.load(run.lengths / "0.npy")
     assert (tokens > 160).sum() == 1 and (images == 1).all()
     monkeypatch.setattr(tuning, "LENGTHS", "nobody:asks")
-    tuning.tune(run, configs.reload(run.config), on_idle=lambda: None)
+    tuning.prepare(run, configs.reload(run.config), on_idle=lambda: None)
+
+
+def test_a_version_is_measured_once_for_all_that_count_its_samples_alike(
+    chats: tuple[Config, Path], tmp_path: Path
+) -> None:
+    config, version = chats
+    assert config.train is not None
+    home = version.parent.parent / LENGTHS
+    for path in home.glob("*"):
+        path.unlink()
+
+    def measured(name: str, **changes: Any) -> Path:
+        train = config.train.model_copy(update=changes)
+        run = a_run((config.model_copy(update={"train": train}), version), tmp_path / name)
+        measure_lengths(run.path)
+        return run.lengths / "0.npy"
+
+    first = measured("first")
+    (kept,) = home.glob("*.npy")
+    assert kept.name.startswith(version.name) and kept.samefile(first)
+    assert measured("other rate", lr=1e-5).samefile(first), "and nothing is measured again"
+    larger = measured("larger", model={**config.train.model, "max_side": 64})
+    assert not larger.samefile(first) and len(list(home.glob("*.npy"))) == 2
+    assert (np.load(larger)[0] >= np.load(first)[0]).all()
+    assert not list(home.glob("*.lease")) and not list(home.glob("*.part"))
+
+
+def test_where_nothing_can_be_written_beside_the_version_the_run_has_the_lengths(
+    chats: tuple[Config, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lengths.os, "access", lambda path, mode: False)
+    run = a_run(chats, tmp_path)
+    before = set((chats[1].parent.parent / LENGTHS).glob("*"))
+    measure_lengths(run.path)
+    assert (run.lengths / "0.npy").stat().st_nlink == 1
+    assert set((chats[1].parent.parent / LENGTHS).glob("*")) == before
+
+
+class Numbering:
+    """Counts a sample's tokens by its key; a copy in another process tells that it was there."""
+
+    shaped_by = "numbers"
+
+    def __init__(self, folder: Path, bad: int | None = None) -> None:
+        self.folder, self.bad = folder, bad
+
+    def measure(self, sample: Mapping[str, bytes]) -> tuple[int, int]:
+        (self.folder / str(os.getpid())).touch()
+        number = len(json.loads(sample["json"])["messages"][0]["assistant"])
+        if number == self.bad:
+            raise DataError("is too bad to be measured")
+        return number, 1
+
+
+def test_several_processes_measure_what_one_does_and_name_a_sample_that_cannot_be_read(
+    chats: tuple[Config, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lengths, "CHUNK", 2)
+    reader = open_split(chats[1], "train", ())
+    found = []
+    for name, processes in (("one", 1), ("three", 3)):
+        seen = tmp_path / f"seen by {name}"
+        seen.mkdir()
+        lengths.measure([reader], Numbering(seen), tmp_path / name, most=1000, processes=processes)
+        found.append(lengths.read_lengths([reader], tmp_path / name)[0].tokens.tolist())
+        assert len(list(seen.iterdir())) <= processes and (str(os.getpid()) in os.listdir(seen)) == (
+            name == "one"
+        )
+    assert found[0] == found[1] and len(set(found[0])) > 1
+    bad = max(found[0])
+    with pytest.raises(BadSampleError, match=r"train/000000.tar row \d+, key .*is too bad to be measured"):
+        lengths.measure([reader], Numbering(tmp_path, bad), tmp_path / "bad", most=1000, processes=2)
 
 
 def test_no_rank_waits_for_another_that_measures(chats: tuple[Config, Path], tmp_path: Path) -> None:
@@ -125,11 +201,14 @@ def test_no_rank_waits_for_another_that_measures(chats: tuple[Config, Path], tmp
 def test_measuring_that_was_killed_goes_on_from_where_it_was(
     chats: tuple[Config, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lengths, "TOLD_EVERY", 5)
+    monkeypatch.setattr(lengths, "CHUNK", 5)
+    monkeypatch.setattr(lengths, "LEAST_CHUNKS", 100)
     reader = open_split(chats[1], "train", ())
     asked: list[int] = []
 
     class Counting:
+        shaped_by = str(tmp_path)
+
         def measure(self, sample: Mapping[str, bytes]) -> tuple[int, int]:
             asked.append(len(asked))
             return len(asked), 1
@@ -139,11 +218,11 @@ def test_measuring_that_was_killed_goes_on_from_where_it_was(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        lengths.measure([reader], Counting(), tmp_path, progress=killed)
+        lengths.measure([reader], Counting(), tmp_path, most=1000, progress=killed)
     with (tmp_path / "0.part").open("ab") as draft:
         draft.write(b"torn")
     before = len(asked)
-    lengths.measure([reader], Counting(), tmp_path)
+    lengths.measure([reader], Counting(), tmp_path, most=1000)
     [found] = lengths.read_lengths([reader], tmp_path)
     assert before == 10 and len(asked) == len(reader)
     assert found.tokens.tolist() == list(range(1, len(reader) + 1))

@@ -58,6 +58,11 @@ class ChatText:
         return {name: self.__dict__[name] for name in ("_name", "tokens_per_tile", "grid")}
 
     @property
+    def shape(self) -> list[Any]:
+        """All that decides on how many tokens a conversation has."""
+        return [self.tokenizer.to_str(), self.tokens_per_tile, self.grid]
+
+    @property
     def size(self) -> int:
         """The number of rows that the language model's embedding table needs."""
         size: int = self.tokenizer.get_vocab_size(with_added_tokens=True)

@@ -22,6 +22,7 @@ from torch.nn.functional import cross_entropy, pad
 from torchvision.transforms.functional import resize
 
 from tasks.core.errors import DataError, UsageError
+from tasks.core.files import digest
 from tasks.core.schema.training import Pack
 from tasks.loader.collate import Batch, Collate
 from tasks.loader.decoders import decode_image, decode_json, picture_size
@@ -123,6 +124,10 @@ class ChatTransform:
 
     def __call__(self, sample: dict[str, bytes], generator_seed: int | None) -> dict[str, Any]:
         return self._chat.transform(sample)
+
+    @property
+    def shaped_by(self) -> str:
+        return digest([self._chat.text.shape, list(self._chat.tiles)])
 
     def measure(self, sample: Mapping[str, bytes]) -> tuple[int, int]:
         """Count the tokens and images of a sample, for packing, without decoding the images."""
