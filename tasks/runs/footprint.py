@@ -64,10 +64,15 @@ def read_footprint(run: RunFolder) -> Footprint | None:
     return Footprint(**read_json(run.footprint)) if run.footprint.exists() else None
 
 
-def footprint_of(config: Config) -> Footprint:
+def footprint_of(config: Config, *, asks_hub: bool = False) -> Footprint:
     """Return the footprint of a rank of the config's training, computed in a child process, which takes
-    seconds; TarmacError where the model cannot be built here."""
+    seconds; TarmacError where the model cannot be built here.
+
+    The shape of pretrained weights is read from their files; unless the hub may be asked for them, they have
+    to be on this machine.
+    """
     assert config.train is not None
     known = config.model_copy(update={"train": settled(config.train, config.engine.train)})
-    found: Mapping[str, Any] = child.call(MEASURE, {"config": known.model_dump(mode="json", by_alias=True)})
+    given = {"config": known.model_dump(mode="json", by_alias=True), "asks_hub": asks_hub}
+    found: Mapping[str, Any] = child.call(MEASURE, given)
     return Footprint(**found)

@@ -76,7 +76,7 @@ def _compute_footprint(run: RunFolder, config: Config) -> None:
     if run.footprint.exists() or options_type(config.train.recipe).is_external:
         return
     try:
-        write_json(run.footprint, asdict(footprint_of(config)))
+        write_json(run.footprint, asdict(footprint_of(config, asks_hub=True)))
     except TarmacError as error:
         logger.warning("what a rank takes of its GPU is not known: %s", first_line(error))
 

@@ -31,9 +31,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode
 
+from tasks.core.errors import DataError
 from tasks.core.schema import Config, Train
 from tasks.loader.collate import Batch
-from tasks.models import recipes
+from tasks.models import hub, recipes
 from tasks.models.recipes import Recipe
 from tasks.runs.footprint import Footprint
 from tasks.training import sharded_weights as shards
@@ -54,12 +55,15 @@ FLOAT32_ON_CUDA: frozenset[Callable[..., Any]] = frozenset(
 """Source: the lists in torch's notes on autocast."""
 
 
-def footprint(config: dict[str, Any]) -> dict[str, int]:
+def footprint(config: dict[str, Any], asks_hub: bool) -> dict[str, int]:
     """Return the Footprint of a rank of the config's training; for a child process, whose process group is
-    made here."""
+    made here. DataError for missing weights if the hub may not be asked for their shape."""
     settings = Config.model_validate(config)
     train, engine = settings.train, settings.engine.train
     assert train is not None
+    needs = () if asks_hub else recipes.check_recipe(train).needs
+    for lack in hub.lacks(needs, hub.read_lock(settings.runs)):
+        raise DataError(lack.problem)
     ranks = Ranks(0, engine.processes, engine.shard)
     if ranks.count > 1:
         distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks.count)
