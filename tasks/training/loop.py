@@ -40,7 +40,7 @@ from tasks.runs.metrics import TRAIN_AXIS, MetricsWriter, make_row
 from tasks.runs.phases import PhaseWriter
 from tasks.training.checkpoints import CheckpointSaver
 from tasks.training.devices import Device
-from tasks.training.meter import Meter, check_losses, check_weights, pauses
+from tasks.training.meter import Meter, check_outcomes, check_weights, pauses
 from tasks.training.ranks import ALONE, RankRequest, Ranks
 from tasks.training.resume import Start, generators_of, is_due, take_up
 from tasks.training.sanity.sanity import Sanity
@@ -97,23 +97,21 @@ def train(
                     taken = take_step(step, *map(device.put, batch))
                 step += 1
                 sanity.note(step, taken)
-                if taken.scale is None:
-                    meter.add(taken.loss, taken.logs)
-                else:
-                    meter.skip()
-                    skipped = {"train/skipped": 1, "train/loss_scale": taken.scale}
-                    metrics.append(make_row(TRAIN_AXIS, step, "skipped", skipped))
+                meter.add(taken.loss, taken.logs, taken.overflow)
                 phases.set("step", step, batches.worker_pids)
                 rates, is_over = _rates(taken.rates), step == options.steps
 
             saving = (is_over or is_due(step, options)) and step > saved
             if meter.steps and (saving or step == 1 or step % options.log_every == 0):
-                values = {**rates, **meter.values(ranks), **device.memory()}
+                values, outcomes = {**rates, **meter.values(ranks), **device.memory()}, meter.outcomes(step)
                 if config.loader.on_bad == "replace":
                     values["data/replaced"] = int(ranks.sum(torch.tensor(replaced.count)))
+                for number, scale in outcomes.skipped.items():
+                    skipped = {"train/skipped": 1, "train/loss_scale": scale}
+                    metrics.append(make_row(TRAIN_AXIS, number, "skipped", skipped))
                 metrics.append(make_row(TRAIN_AXIS, step, "train", values))
-                check_losses(meter.losses(), step, device.precision)
-                sanity.row(step, meter.losses())
+                check_outcomes(outcomes, device.precision)
+                sanity.row(step, outcomes)
                 meter.restart()
             if saving:
                 check_weights(take_step.task.model, step, device.precision)

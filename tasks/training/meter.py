@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 import torch
@@ -46,6 +46,22 @@ class Wait(NamedTuple):
         self.after.synchronize()
         idle_ms: float = self.before.elapsed_time(self.after)
         return min(idle_ms / 1000, self.host_s)
+
+
+class Overflow(NamedTuple):
+    """Whether a step of fp16 changed nothing, because its gradients were not finite, and the loss scale after
+    it; both of shape []."""
+
+    is_skipped: Tensor
+    scale: Tensor
+
+
+class Outcomes(NamedTuple):
+    """The losses of the steps of an interval, and the loss scale after each that was skipped, whose loss is
+    left out; by step."""
+
+    losses: dict[int, float]
+    skipped: dict[int, float]
 
 
 Mark = torch.cuda.Event | float
@@ -115,17 +131,13 @@ class Meter:
     @property
     def steps(self) -> int:
         """Steps in the interval, including skipped ones."""
-        return len(self._losses) + self._skipped
-
-    def skip(self) -> None:
-        """Count one step that changed nothing and whose loss is left out."""
-        self._skipped += 1
+        return len(self._losses)
 
     def restart(self) -> None:
         """Begin a new interval now; the time since the last row (for a checkpoint) belongs to none."""
         self._losses: list[Tensor] = []
-        self._logs: dict[str, list[Tensor]] = {}
-        self._skipped = 0
+        self._logs: list[Mapping[str, Tensor]] = []
+        self._overflows: list[Overflow] = []
         self._waits: list[Wait] = []
         self._counts: dict[str, float] = {}
         self._laps.take()
@@ -146,26 +158,34 @@ class Meter:
         event.record()
         return event
 
-    def add(self, loss: Tensor, logs: Mapping[str, Tensor]) -> None:
+    def add(self, loss: Tensor, logs: Mapping[str, Tensor], overflow: Overflow | None = None) -> None:
         """Count one step; `logs` are further figures of it, of shape [] and detached."""
         self._losses.append(loss.detach())
-        for name, value in logs.items():
-            self._logs.setdefault(name, []).append(value)
+        self._logs.append(logs)
+        if overflow is not None:
+            self._overflows.append(overflow)
 
     def count(self, counts: Mapping[str, float]) -> None:
         """Add what this rank's part of a batch holds, by `Recipe.counts`."""
         for name, value in counts.items():
             self._counts[name] = self._counts.get(name, 0.0) + value
 
-    def losses(self) -> list[float]:
-        """Return the losses of the interval's steps, in order; waits for the device."""
-        losses: list[float] = torch.stack(self._losses).tolist() if self._losses else []
-        return losses
+    def outcomes(self, last: int) -> Outcomes:
+        """Return what became of the interval's steps, of which `last` is the last; waits for the device."""
+        numbers = range(last - self.steps + 1, last + 1)
+        losses: dict[int, float] = dict(zip(numbers, _on_host(self._losses), strict=True))
+        if not self._overflows:
+            return Outcomes(losses, {})
+        flags = _on_host([one.is_skipped for one in self._overflows])
+        scales = _on_host([one.scale for one in self._overflows])
+        skipped = {number: scale for number, flag, scale in zip(numbers, flags, scales, strict=True) if flag}
+        return Outcomes({number: losses[number] for number in numbers if number not in skipped}, skipped)
 
     def values(self, ranks: Ranks = ALONE) -> dict[str, float]:
         """Return the interval as metrics, on all ranks at once: mean loss (NaN if any was, none if all steps
         were skipped), speed, the parts of a step's time, and the share of it spent waiting for data."""
-        losses = self.losses()
+        found = self.outcomes(self.steps - 1)
+        losses, logs = list(found.losses.values()), [self._logs[step] for step in found.losses]
         elapsed_s = time.perf_counter() - self._began
         own = {
             "train/step_s": elapsed_s / self.steps,
@@ -182,8 +202,16 @@ class Meter:
             **worst,
             **_figures(counts, step_s * self.steps),
             **({"train/mfu": self._share_per_s / step_s} if self._share_per_s is not None else {}),
-            **{f"train/{name}": float(torch.stack(values).mean()) for name, values in self._logs.items()},
+            **{
+                f"train/{name}": float(torch.stack([one[name] for one in logs]).mean())
+                for name in (logs[0] if logs else ())
+            },
         }
+
+
+def _on_host(values: Sequence[Tensor]) -> list[Any]:
+    found: list[Any] = torch.stack(list(values)).tolist() if values else []
+    return found
 
 
 def pauses(own: Mapping[str, float], ranks: Ranks) -> dict[str, float]:
@@ -217,12 +245,19 @@ def _figures(counts: Mapping[str, float], seconds: float) -> dict[str, float]:
     }
 
 
-def check_losses(losses: Sequence[float], last_step: int, precision: str) -> None:
-    """Raise DataError for the first of the steps up to `last_step` whose loss is not finite."""
-    for step, loss in enumerate(losses, last_step - len(losses) + 1):
+def check_outcomes(outcomes: Outcomes, precision: str) -> None:
+    """Raise DataError for the first step whose loss is not finite, or after which no loss scale is small
+    enough any more: then it is no overflow of fp16."""
+    for step, loss in outcomes.losses.items():
         if not math.isfinite(loss):
             raise DataError(
                 f"the loss is {loss} at step {step}, so the weights are lost; {_remedy(precision)}"
+            )
+    for step, scale in outcomes.skipped.items():
+        if scale < LEAST_SCALE:
+            raise DataError(
+                f"the weights are lost after step {step}: its gradients are not finite even at a loss scale "
+                f"of {scale:g}; {_remedy('fp16')}"
             )
 
 
@@ -243,15 +278,6 @@ def check_validation(loss: float, step: int, precision: str) -> None:
         raise DataError(
             f"the validation loss is {loss} at step {step}: the weights are finite, and what they make of "
             f"the held-out samples is not; {_remedy(precision)}"
-        )
-
-
-def check_scale(scale: float, step: int, loss: float) -> None:
-    """Raise DataError when no loss scale is small enough any more: then it is no overflow of fp16."""
-    if scale < LEAST_SCALE:
-        raise DataError(
-            f"the weights are lost after step {step}: its gradients are not finite even at a loss scale of "
-            f"{scale:g}, and its loss is {loss}; {_remedy('fp16')}"
         )
 
 

@@ -30,21 +30,20 @@ from tasks.models.task import Contrastive, Features, Loss, Task
 from tasks.training import sharded_weights as shards
 from tasks.training.blocks import prepare_blocks, synchronise_batch_norms
 from tasks.training.devices import Device, random_state, set_random_state
-from tasks.training.meter import Laps, check_scale
+from tasks.training.meter import Laps, Overflow
 from tasks.training.ranks import ALONE, Ranks, Spread
 
 
 class StepResult(NamedTuple):
     """The result of a step: its mean loss and logs, of shape [] and detached, and its learning rates by part.
 
-    `scale` is None, except for a step that was skipped because its gradients were not finite: the new loss
-    scale.
+    `overflow` is that of fp16, else None.
     """
 
     loss: Tensor
     logs: Mapping[str, Tensor]
     rates: Mapping[str, float]
-    scale: float | None
+    overflow: Overflow | None
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ class Step:
     def __call__(self, number: int, *batch: Mapping[str, Any]) -> StepResult:
         """Take step `number`, counted from 0, on a batch that is on the device, whole or in parts.
 
-        DataError when the loss scale has become so small that it is no overflow any more.
+        Nothing here waits for the device.
         """
         rates = self._set_rates(number)
         self._optimizer.zero_grad()
@@ -150,15 +149,11 @@ class Step:
         self._scaler.unscale_(self._optimizer)
         if self._options.grad_clip:
             logs = {**logs, "grad_norm": shards.clip(self._trained, self._options.grad_clip)}
-        is_skipped = self._is_skipped()
+        overflow = self._update()
         self.laps.lap("update")
-        if is_skipped:
-            scale = self._scaler.get_scale()
-            check_scale(scale, number + 1, float(loss))
-            return StepResult(loss, logs, rates, scale)
         self.task.after_step()
-        self._follow(number)
-        return StepResult(loss, logs, rates, None)
+        self._follow(number, overflow)
+        return StepResult(loss, logs, rates, overflow)
 
     @property
     def model(self) -> nn.Module:
@@ -396,23 +391,28 @@ class Step:
         """Add the gradients of a loss, times the loss scale."""
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
-    def _is_skipped(self) -> bool:
-        """Change the weights; whether that was skipped because a gradient is not finite, which a smaller loss
-        scale may mend."""
-        before = self._scaler.get_scale()
+    def _update(self) -> Overflow | None:
+        """Change the weights, unless a gradient is not finite, which a smaller loss scale may mend."""
+        one = torch.ones((), device=self._device.torch)
+        before = self._scaler.scale(one)
         self._scaler.step(self._optimizer)
         self._scaler.update()
-        return self._scaler.get_scale() < before
+        if not self._scaler.is_enabled():
+            return None
+        scale = self._scaler.scale(one)
+        return Overflow(scale < before, scale)
 
     @torch.no_grad()
-    def _follow(self, number: int) -> None:
+    def _follow(self, number: int, overflow: Overflow | None) -> None:
         """Move the average towards the weights; early on faster, or it would stay at their first values."""
         if self._options.ema is None:
             return
-        decay = min(self._options.ema, (1 + number) / (10 + number))
+        share: Any = 1 - min(self._options.ema, (1 + number) / (10 + number))
+        if overflow is not None:
+            share = torch.where(overflow.is_skipped, 0.0, share)
         average, model = self._judged.task.model, self.task.model
         for mine, theirs in zip(average.parameters(), model.parameters(), strict=True):
-            shards.local(mine).lerp_(shards.local(theirs), 1 - decay)
+            shards.local(mine).lerp_(shards.local(theirs), share)
         for mine, theirs in zip(average.buffers(), model.buffers(), strict=True):
             mine.copy_(theirs)
 

@@ -142,7 +142,8 @@ def curve(setting: Setting) -> dict[str, Any]:
     step, clock, losses = bench.new_step(), Clock(bench.device), []
     for number in range(setting.steps):
         taken = clock.over(lambda number=number: step(number, bench.batch))
-        losses.append(math.nan if taken.scale is not None else float(taken.loss))
+        is_skipped = taken.overflow is not None and bool(taken.overflow.is_skipped)
+        losses.append(math.nan if is_skipped else float(taken.loss))
     return {
         "losses": [None if math.isnan(loss) else round(loss, 5) for loss in losses],
         "skipped": sum(map(math.isnan, losses)),

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from timm.layers import BatchNormAct2d, SyncBatchNormAct
 
-from tasks.core.errors import DataError, UsageError
+from tasks.core.errors import UsageError
 from tasks.models.clip.clip import ClipTask
 from tasks.models.task import Loss, Task
 from tasks.training import devices
@@ -137,21 +137,15 @@ def test_a_step_that_overflows_changes_nothing_and_halves_the_scale() -> None:
 
     step = step_of(Overflowing, precision="fp16", ema=0.5, warmup=0)
     before = {name: value.clone() for name, value in step.task.model.state_dict().items()}
-    assert step(0, batch()).scale == 32768
+    assert step(0, batch()).overflow == (True, 32768)
     for model in (step.model, step.task.model):
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     other = step_of(Overflowing, precision="fp16", ema=0.5)
     other.load(json_free_copy(step.state()))
-    assert other(1, batch()).scale == 16384, "the scale is part of the state"
+    assert other(1, batch()).overflow == (True, 16384), "the scale is part of the state"
     Overflowing.factor = 1.0
-    assert step(1, batch()).scale is None
+    assert step(1, batch()).overflow == (False, 32768)
     assert not torch.equal(step.task.model.text.weight, before["text.weight"])
-    Overflowing.factor = math.nan
-    with pytest.raises(
-        DataError, match=r"weights are lost after step \d+: its gradients.*train\.precision: bf16"
-    ):
-        for number in range(2, 30):
-            step(number, batch())
 
 
 def json_free_copy(state: dict[str, Any]) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def waits_of(name: str, **keys: Any) -> list[str]:
     return audit.found
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("micro_batch", [None, 2])
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_step_waits_for_nothing(name: str, micro_batch: int | None, precision: str) -> None:

@@ -34,6 +34,7 @@ from tasks.models.recipes import Recipe
 from tasks.models.task import Contrastive, Embedder
 from tasks.runs.curve import AT_CHANCE, LEAST_SAMPLES, LossCurve
 from tasks.runs.folder import RunFolder
+from tasks.training.meter import Outcomes
 from tasks.training.ranks import Ranks
 from tasks.training.sanity import weights
 from tasks.training.sanity.inputs import Pictures, SampleOrder, Texts, digest_of, same_on_several_ranks
@@ -141,29 +142,20 @@ class Sanity:
         self._report(number, self._examined(batch, seen))
 
     def note(self, number: int, taken: StepResult) -> None:
-        """Note the outcome of step `number`, which has not to be waited for."""
+        """Note how far step `number` can have moved the weights."""
         if not self._ranks.is_first:
             return
-        self._skipped.append(taken.scale is not None)
         learning = self._trained & self._first_weights.judged
         self._travelled += min((taken.rates[part] for part in learning), default=0.0)
         if self._judged_after is None and number >= self._warmup and self._travelled >= TRAVELLED:
             self._judged_after = self._seen
-        if taken.scale is None:
-            return
-        often = sum(self._skipped)
-        if taken.scale < SMALL_SCALE or (often >= OFTEN_SKIPPED and self._seen >= RECENT):
-            steps = len(self._skipped)
-            what = f"{often} of the last {steps} steps overflowed; the loss scale is {taken.scale:g}"
-            remedy = "take train.precision: bf16, or lower train.lr"
-            self._report(number, [Finding("precision.overflow", "warning", remedy, evidence={"what": what})])
 
-    def row(self, number: int, losses: Sequence[float]) -> None:
-        """Examine the losses of the steps since the last row, up to step `number`."""
+    def row(self, number: int, outcomes: Outcomes) -> None:
+        """Examine what became of the steps since the last row, up to step `number`."""
         if not self._ranks.is_first:
             return
-        self._curve.add(losses)
-        self._report(number, self._of_curve())
+        self._curve.add(list(outcomes.losses.values()))
+        self._report(number, [*self._of_overflows(outcomes), *self._of_curve()])
 
     def checkpoint(self, number: int) -> None:
         """Examine the weights that are about to be saved as those of step `number`; at the first checkpoint
@@ -182,7 +174,7 @@ class Sanity:
         texts = [part["text"] for part in batch if isinstance(part.get("text"), Tensor)]
         if self._texts is not None and texts:
             yield from self._texts.judge(_side_by_side(texts))
-        if self._seen >= LEAST_STEPS and not (self._skipped and self._skipped[-1]):
+        if self._seen >= LEAST_STEPS:
             yield from self._gradients.judge()
         if self._seen == EVERY:  # and at each checkpoint
             yield from self._of_weights()
@@ -194,6 +186,16 @@ class Sanity:
             own, trained = (open_split(data.version, split, data.quarantined) for split in (name, TRAIN))
             found = find_leak(own, trained, is_private=self._is_private)
             yield from [] if found is None else [found]
+
+    def _of_overflows(self, outcomes: Outcomes) -> Iterator[Finding]:
+        self._skipped += [step in outcomes.skipped for step in sorted({*outcomes.losses, *outcomes.skipped})]
+        if not outcomes.skipped:
+            return
+        often, scale = sum(self._skipped), list(outcomes.skipped.values())[-1]
+        if scale < SMALL_SCALE or (often >= OFTEN_SKIPPED and self._seen >= RECENT):
+            what = f"{often} of the last {len(self._skipped)} steps overflowed; the loss scale is {scale:g}"
+            remedy = "take train.precision: bf16, or lower train.lr"
+            yield Finding("precision.overflow", "warning", remedy, evidence={"what": what})
 
     def _of_curve(self) -> Iterator[Finding]:
         if (risen := self._curve.rise(self._chance or 0.0)) is not None:

@@ -6,6 +6,7 @@ notices, and a part that learns has changed in it after a few steps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -89,6 +90,8 @@ class Gradients:
             zip(norms, torch.stack([n.float().cpu() for n in norms.values()]).tolist(), strict=True)
         )
         whole = sum(value**2 for value in values.values()) ** 0.5
+        if not math.isfinite(whole):  # an overflow of fp16, whose step is skipped
+            return
         suspicions: dict[tuple[str, str], int] = {}
         for part, value in values.items():
             code = (
