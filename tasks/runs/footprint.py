@@ -24,15 +24,16 @@ SPARE = 0.95
 class Footprint:
     """The bytes that a rank takes of its device, and the floating-point operations of its step.
 
-    `weights` includes an average of them; `peak` and `judging` are the most that is held in a step and while
-    the loss on held-out samples is computed, `whole` the bytes of the model on one device, `saving` the bytes
-    of the copy on the host while a checkpoint is written. `flops` are those of the model, without what is
-    computed twice to save memory.
+    `weights` includes an average of them, `batch` is what a step is given; `peak` and `judging` are the most
+    that is held in a step and while the loss on held-out samples is computed, `whole` the bytes of the model
+    on one device, `saving` the bytes of the copy on the host while a checkpoint is written. `flops` are those
+    of the model, without what is computed twice to save memory.
     """
 
     weights: int
     gradients: int
     optimizer: int
+    batch: int
     peak: int
     judging: int
     whole: int
@@ -41,8 +42,8 @@ class Footprint:
 
     @property
     def most(self) -> float:
-        """The bytes of a GPU that the training needs."""
-        return max(self.peak, self.judging) + CONTEXT_BYTES
+        """The bytes of a GPU that the training needs: the next batch is there while a step is taken."""
+        return max(self.peak + self.batch, self.judging) + CONTEXT_BYTES
 
     @property
     def beside(self) -> float:
@@ -54,7 +55,7 @@ class Footprint:
         kept = self.weights + self.gradients + self.optimizer
         parts = (
             f"weights {size(self.weights)}, gradients {size(self.gradients)}, AdamW {size(self.optimizer)}, "
-            f"activations {size(max(self.peak, self.judging) - kept)}"
+            f"batches and activations {size(self.most - CONTEXT_BYTES - kept)}"
         )
         return f"{size(self.most)}: {parts}, and {size(CONTEXT_BYTES)} for CUDA"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +81,35 @@ class Device:
     def memory(self) -> dict[str, int]:
         """Return `system/gpu_bytes`, the most memory that tensors have taken on a GPU; empty on a CPU."""
         return {"system/gpu_bytes": torch.cuda.max_memory_allocated(self.torch)} if self.is_cuda else {}
+
+
+class Uploads:
+    """Copies batches of a training to its device; to a GPU on a stream of its own, beside the step before.
+
+    The host waits for the step before last, so two batches lie on the GPU at most.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device.torch) if device.is_cuda else None
+        self._before: torch.cuda.Event | None = None
+
+    def put(self, parts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return the parts of a batch with their tensors on the device, to be used on its current stream."""
+        if self._stream is None:
+            return [self._device.put(part) for part in parts]
+        computing = torch.cuda.current_stream(self._device.torch)
+        if self._before is not None:
+            self._before.synchronize()
+        self._before = computing.record_event()
+        with torch.cuda.stream(self._stream):
+            there = [self._device.put(part) for part in parts]
+        computing.wait_stream(self._stream)
+        for part in there:
+            for value in part.values():
+                if isinstance(value, Tensor):
+                    value.record_stream(computing)
+        return there
 
 
 def choose(train: Train) -> Device:

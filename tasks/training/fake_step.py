@@ -96,7 +96,7 @@ def footprint_on(ranks: Ranks, train: Train, judged: int) -> Footprint:
     whole = sum(value.numel() * value.element_size() for value in model.state_dict().values())
     average = weights // 2 if train.ema is not None else 0
     saving = whole + optimizer + average
-    return Footprint(weights, gradients, optimizer, peak, judging, whole, saving, flops)
+    return Footprint(weights, gradients, optimizer, given, peak, judging, whole, saving, flops)
 
 
 @contextmanager

@@ -39,7 +39,7 @@ from tasks.runs.footprint import read_footprint
 from tasks.runs.metrics import TRAIN_AXIS, MetricsWriter, make_row
 from tasks.runs.phases import PhaseWriter
 from tasks.training.checkpoints import CheckpointSaver
-from tasks.training.devices import Device
+from tasks.training.devices import Device, Uploads
 from tasks.training.meter import Meter, check_outcomes, check_weights, pauses
 from tasks.training.ranks import ALONE, RankRequest, Ranks
 from tasks.training.resume import Start, generators_of, is_due, take_up
@@ -83,7 +83,7 @@ def train(
     if _saved_start(config, start, saver, phases, ranks) or start.is_unmeasured:
         validation.measure(step, take_step)
     phases.set("first_batch", step)
-    is_over, saved = step == options.steps, step
+    is_over, saved, uploads = step == options.steps, step, Uploads(device)
     meter = Meter(options.batch_size, device.is_cuda, take_step.laps, _share_per_s(run, device))
     with saver, feed.train(start.place) as batches:
         replaced = _replaced_ledger(run, step, feed)
@@ -94,7 +94,7 @@ def train(
                 for part in batch:
                     meter.count(recipe.counts(part))
                 with sanity.step(step + 1, batch):
-                    taken = take_step(step, *map(device.put, batch))
+                    taken = take_step(step, *uploads.put(batch))
                 step += 1
                 sanity.note(step, taken)
                 meter.add(taken.loss, taken.logs, taken.overflow)

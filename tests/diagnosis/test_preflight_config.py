@@ -218,7 +218,7 @@ def test_a_gpu_too_small_for_a_rank_or_for_both_is_found(
     monkeypatch.setattr(preflight, "memory_of_gpu", lambda: room)
     cost = {"sample": 1e6, "working": 1e6, "worker": 1e6, "main": 1e6}
     monkeypatch.setattr(preflight, "call", lambda *_: {"cost": cost, "rows": None})
-    taken = Footprint(10**9, 10**9, 2 * 10**9, 30 * 10**9, 12 * 10**9, 10**9, 3 * 10**9, 10**12)
+    taken = Footprint(10**9, 10**9, 2 * 10**9, 10**9, 29 * 10**9, 12 * 10**9, 10**9, 3 * 10**9, 10**12)
     monkeypatch.setattr(preflight, "footprint_of", lambda config: taken)
     write_version(tmp_path)
     evaluate = {"every": 50, "tasks": ["zero_shot"], "when": when}

@@ -233,7 +233,7 @@ def test_a_run_is_up_to_date_with_the_evaluations_asked_for(
 def test_a_plan_for_gpus_says_what_a_rank_takes(
     digits_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken = Footprint(10**9, 10**9, 2 * 10**9, 30 * 10**9, 5 * 10**9, 10**9, 3 * 10**9, 10**12)
+    taken = Footprint(10**9, 10**9, 2 * 10**9, 10**9, 29 * 10**9, 5 * 10**9, 10**9, 3 * 10**9, 10**12)
     monkeypatch.setattr(footprint, "footprint_of", lambda config: taken)
     monkeypatch.setattr(gpus, "memory_of_gpu", lambda: 24e9)
     config = make_config(digits_dataset, tmp_path, "engine.train={gpus: 1}")

@@ -5,6 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -44,6 +47,57 @@ def test_determinism_is_one_key(is_deterministic: bool) -> None:
 def test_it_is_on_unless_turned_off() -> None:
     devices.choose(Train.model_validate(BLOCK))
     assert torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.benchmark
+
+
+class Gpu:
+    """Stands for torch.cuda where there is none, and writes down in which order a copy is told to run."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.current, self.events = "computing", 0
+
+    def Stream(self, device: torch.device) -> Gpu:
+        return self
+
+    def current_stream(self, device: torch.device) -> Gpu:
+        return self
+
+    def record_event(self) -> Any:
+        self.events += 1
+        number = self.events
+        self.told.append(f"mark {number}")
+        return SimpleNamespace(synchronize=lambda: self.told.append(f"host waits for {number}"))
+
+    @contextmanager
+    def stream(self, _: Any) -> Iterator[None]:
+        self.current = "copying"
+        yield
+        self.current = "computing"
+
+    def wait_stream(self, stream: Any) -> None:
+        self.told.append(f"{self.current} waits for copies")
+
+    def copy(self, value: torch.Tensor) -> torch.Tensor:
+        self.told.append(f"copy while {self.current}")
+        return value
+
+
+def test_a_batch_goes_to_a_gpu_beside_the_step_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu()
+    for name in ("Stream", "current_stream", "stream"):
+        monkeypatch.setattr(torch.cuda, name, getattr(gpu, name))
+    monkeypatch.setattr(torch.Tensor, "to", lambda value, *_, **__: gpu.copy(value))
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: gpu.told.append("kept until computed"))
+    uploads = devices.Uploads(devices.Device(torch.device("cuda"), "bf16"))
+    for number in range(3):
+        (part,) = uploads.put([{"key": ["a"], "image": torch.full((1,), number)}])
+        assert part["key"] == ["a"] and int(part["image"]) == number
+    copied = ["copy while copying", "computing waits for copies", "kept until computed"]
+    assert gpu.told == [
+        *("mark 1", *copied),
+        *("host waits for 1", "mark 2", *copied),
+        *("host waits for 2", "mark 3", *copied),
+    ]
 
 
 FAULTS = """
