@@ -91,7 +91,9 @@ class Uploads:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device.torch) if device.is_cuda else None
+        self._stream: torch.cuda.Stream | None = None
+        if device.is_cuda:
+            self._stream = torch.cuda.Stream(device.torch)  # type: ignore[no-untyped-call]
         self._before: torch.cuda.Event | None = None
 
     def put(self, parts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
