@@ -61,7 +61,10 @@ def plain_loop(model: VisionLanguageModel, batch: dict[str, Any]) -> Callable[[]
         tiles = real_tiles(batch["image"], batch["tiles"], int(batch["tiles"].sum()))
         is_before = torch.ones(length, length, dtype=torch.bool).tril()
         mask = ((batch["segments"] != PADDING)[:, None] & is_before)[:, None]
-        logits = head(model(batch["tokens"], tiles, mask, positions))
+        features = model.language.base_model(
+            inputs_embeds=model.embed(batch["tokens"], tiles), attention_mask=mask, position_ids=positions
+        )
+        logits = head(features.last_hidden_state)
         loss = cross_entropy(logits.flatten(0, 1), batch["targets"].flatten(), ignore_index=-100)
         loss.backward()
         optimizer.step()

@@ -18,7 +18,7 @@ from tasks.loader.feed import Data, Feed
 from tasks.models import recipes
 from tasks.models.task import Answerer
 from tasks.models.vlm.chat_text import ChatMessage, ChatText
-from tasks.models.vlm.vlm import Tiles, VlmTask, block_mask, rows_of
+from tasks.models.vlm.vlm import Tiles, VlmTask, rows_of
 from tests.conftest import ROOT
 from tests.models.examples import MODELS, SAMPLES, batch_of, chat, train_block
 
@@ -130,14 +130,6 @@ def test_packed_conversations_do_not_see_each_other() -> None:
         together = task(packed)
     assert together.weight == sum(loss.weight for loss in alone)
     assert torch.allclose(together.sum, torch.stack([loss.sum for loss in alone]).sum(), rtol=1e-5)
-
-
-def test_a_token_sees_its_own_conversation_up_to_itself() -> None:
-    """Asked of the mask itself: transformers guesses one from positions that begin anew, for some models."""
-    mask = block_mask(torch.tensor([[0, 0, 1, 1, -1]]))
-    assert mask.shape == (1, 1, 5, 5)
-    seen = [[int(place) for place in row.nonzero().flatten()] for row in mask[0, 0]]
-    assert seen == [[0], [0, 1], [2], [2, 3], [4]]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -115,10 +114,6 @@ def normalised(crops: Tensor, settings: open_clip.transform.PreprocessCfg) -> Te
     if crops.is_floating_point():
         return crops
     pixels = crops.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format).div_(255)
-    return pixels.sub_(_channels(settings.mean, crops.device)).div_(_channels(settings.std, crops.device))
-
-
-@lru_cache
-def _channels(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Return [3, 1, 1]; cached, so that it is copied to the device once and not for every batch."""
-    return torch.tensor(values, device=device).view(-1, 1, 1)
+    for channel, (mean, deviation) in enumerate(zip(settings.mean, settings.std, strict=True)):
+        pixels[:, channel].sub_(mean).div_(deviation)  # numbers, which are there without a copy to the GPU
+    return pixels

@@ -9,8 +9,7 @@ only where the loss needs them, which saves most of the memory of a large vocabu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -29,6 +28,8 @@ from tasks.loader.decoders import decode_image, decode_json, picture_size
 from tasks.loader.workers import Transform
 from tasks.models.recipes import Recipe
 from tasks.models.task import Answerer, Loss, Question, Task
+from tasks.models.vlm import attention
+from tasks.models.vlm.attention import nonzero_of
 from tasks.models.vlm.chat_text import ASSISTANT, NOT_A_TARGET, USER, ChatMessage, ChatText, Encoded, Grid
 from tasks.models.vlm.vlm_options import VlmOptions
 from tasks.models.vlm.vlm_pretrained import load_whole
@@ -43,8 +44,6 @@ from tasks.models.vlm.vlm_towers import (
 
 PADDING = -1
 """The segment number of padding."""
-SDPA, CAUSAL = "sdpa", "tarmac_causal"
-"""Two names of torch's attention for transformers, which makes no mask for the second."""
 PICTURES = ("jpg", "png", "webp")
 
 
@@ -222,25 +221,24 @@ class VisionLanguageModel(nn.Module):
     """The three parts; the projected tiles replace the tokens `image_token` in order."""
 
     def __init__(self, vision: VisionTower, projector: Projector, language: Any, image_token: int) -> None:
-        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # which a loader's worker spares
-
         super().__init__()
-        ALL_ATTENTION_FUNCTIONS.register(CAUSAL, ALL_ATTENTION_FUNCTIONS[SDPA])
+        attention.install(language.config)
         self.vision, self.projector, self.language = vision, projector, language
         self._image_token = image_token
 
-    def forward(self, tokens: Tensor, tiles: Tensor, mask: Tensor | None, positions: Tensor) -> Tensor:
+    def forward(
+        self, tokens: Tensor, tiles: Tensor, positions: Tensor, segments: Tensor | None = None, count: int = 0
+    ) -> Tensor:
         """Compute the features that the language model's head takes, [rows, length, width].
 
-        `tokens` and `positions` have shape [rows, length], `tiles` [tiles, side, side, 3] uint8, and `mask`
-        [rows, 1, length, length], true where a token attends to another; with None it attends to all before
-        it.
+        `tokens` and `positions` have shape [rows, length], `tiles` [tiles, side, side, 3] uint8. A token
+        attends to those before it, in its row or in its part of `segments`; see `attention.several`.
         """
         embedded = self.embed(tokens, tiles)
-        with causal_without_mask(self.language.config, mask):
-            found: Tensor = self.language.base_model(
-                inputs_embeds=embedded, attention_mask=mask, position_ids=positions, use_cache=False
-            ).last_hidden_state
+        apart = {} if segments is None else attention.several(self.language.config, segments, count)
+        found: Tensor = self.language.base_model(
+            inputs_embeds=embedded, position_ids=positions, use_cache=False, **apart
+        ).last_hidden_state
         return found
 
     def embed(self, tokens: Tensor, tiles: Tensor) -> Tensor:
@@ -275,8 +273,9 @@ class VlmTask(Task, Answerer):
         rows = [RowCounts(*row) for row in batch["rows"]]
         tiles = real_tiles(batch["image"], batch["tiles"], sum(row.tiles for row in rows))
         is_packed = any(row.conversations > 1 for row in rows)
-        mask = block_mask(batch["segments"]) if is_packed else None
-        features = self.model(batch["tokens"], tiles, mask, batch["positions"])
+        segments = batch["segments"] if is_packed else None
+        parts = sum(row.conversations + (row.tokens < batch["tokens"].shape[1]) for row in rows)
+        features = self.model(batch["tokens"], tiles, batch["positions"], segments, parts)
         count = sum(row.targets for row in rows)
         places = nonzero_of(targets != NOT_A_TARGET, count)
         logits = self.model.language.get_output_embeddings()(features.flatten(0, 1).index_select(0, places))
@@ -308,7 +307,7 @@ class VlmTask(Task, Answerer):
         tokens = torch.tensor([[end] * (longest - len(one.tokens)) + one.tokens for one in questions])
         attended = torch.tensor([[0] * (longest - len(o.tokens)) + [1] * len(o.tokens) for o in questions])
         tiles = torch.cat([one.tiles for one in questions]).to(device)
-        with torch.inference_mode():
+        with torch.inference_mode(), attention.masks_by_transformers(language.config):
             answers = language.generate(
                 inputs_embeds=self.model.embed(tokens.to(device), tiles),
                 attention_mask=attended.to(device),
@@ -376,41 +375,10 @@ def rows_of(samples: Sequence[Mapping[str, Any]]) -> Batch:
     }
 
 
-def nonzero_of(flags: Tensor, count: int) -> Tensor:
-    """Return the places [count] of the true ones in `flags` [n], of which there are `count`; nothing waits
-    for a GPU."""
-    return torch.nonzero_static(flags, size=count).squeeze(1)
-
-
 def real_tiles(image: Tensor, tiles: Tensor, count: int) -> Tensor:
     """Return the `count` tiles of all rows, [count, side, side, 3], without padding."""
     places = torch.arange(image.shape[1], device=image.device)
     return image.flatten(0, 1).index_select(0, nonzero_of((places < tiles[:, None]).flatten(), count))
-
-
-@contextmanager
-def causal_without_mask(config: Any, mask: Tensor | None) -> Iterator[None]:
-    """Have torch's attention be causal by itself where there is no mask: no row then holds two conversations,
-    and no token attends to the padding, which comes last.
-
-    transformers would look into the positions whether a mask is needed, for which the host waits for a GPU.
-    """
-    before = config._attn_implementation
-    if mask is None and before == SDPA:
-        config._attn_implementation = CAUSAL
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
-
-
-def block_mask(segments: Tensor) -> Tensor:
-    """Return [rows, 1, length, length], true where a token attends to another: to earlier ones of its
-    conversation."""
-    length = segments.shape[1]
-    is_before = torch.ones(length, length, dtype=torch.bool, device=segments.device).tril()
-    same = segments[:, :, None] == segments[:, None, :]
-    return (same & is_before)[:, None]
 
 
 def _pictures(members: Mapping[str, bytes]) -> list[str]:
