@@ -12,6 +12,7 @@ is forked off as soon as the imports are done.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import signal
@@ -92,13 +93,13 @@ def leave_with_starter(last_act: Callable[[], None] = lambda: None) -> None:
 
 
 def leave(exit_code: int) -> NoReturn:
-    """End this process; after a failure at once, without Python's own shutdown.
+    """End this process without Python's own shutdown; after a failure at once.
 
-    gloo's threads may still wait then for ranks that are gone: now and then the shutdown meets them and
-    aborts, and its signal would be taken for the cause.
+    gloo's threads may still be at work then, or wait for ranks that are gone: now and then the shutdown meets
+    them and aborts, and its signal would be taken for the cause.
     """
     if exit_code == 0:
-        sys.exit()
+        atexit._run_exitfuncs()  # which end the processes that it started
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

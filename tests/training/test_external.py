@@ -231,6 +231,7 @@ if rank == 0:
     os.makedirs(folder, exist_ok=True)
     save_file(model.module.state_dict(), os.path.join(folder, f"step_{step}.safetensors"))
 distributed.destroy_process_group()
+os._exit(0)  # a thread of DDP's that still wants Python while it shuts down aborts the process
 """
 
 
