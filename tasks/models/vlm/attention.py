@@ -116,10 +116,15 @@ def _attend(
         )
         return masked
     lower = torch.get_autocast_dtype(query.device.type)  # autocast does not know the kernel
-    ends = (one.transpose(1, 2).flatten(0, 1).to(lower) for one in (query, key, value))
+    queries, keys, values = (one.transpose(1, 2).flatten(0, 1).to(lower) for one in (query, key, value))
     found: Any = varlen.varlen_attn(
-        *ends,
-        *(cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q),
+        queries,
+        keys,
+        values,
+        cu_seq_lens_q,
+        cu_seq_lens_q,
+        max_length_q,
+        max_length_q,
         scale=scaling,
         window_size=(-1, 0),
         enable_gqa=True,
