@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
+from tokenizers import Tokenizer, models
 
 from tasks.core.schema import Train
 from tasks.core.schema.recipes import RECIPES
@@ -104,6 +106,21 @@ def train_block(recipe: str, keys: dict[str, Any] | None = None, **model: Any) -
         "checkpoint_every": 2,
     }
     return Train.model_validate({**usual, **(keys or {})})
+
+
+def written_parts(folder: Path, vision: dict[str, Any], language: dict[str, Any]) -> dict[str, str]:
+    """Write the configs of a SigLIP and a Llama of these sizes, with a tokenizer; the options of a `vlm` that
+    is made of them."""
+    from transformers import LlamaConfig, SiglipVisionConfig
+
+    parts = {part: folder / part for part in ("vision", "language")}
+    SiglipVisionConfig(**vision).save_pretrained(parts["vision"])
+    means = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    (parts["vision"] / "preprocessor_config.json").write_text(json.dumps(means))
+    LlamaConfig(**language).save_pretrained(parts["language"])
+    words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="b"))
+    words.save(str(parts["language"] / "tokenizer.json"))
+    return {part: str(path) for part, path in parts.items()}
 
 
 def batch_of(

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from tokenizers import Tokenizer, models
 from torch import distributed
 
 from tasks.core import config as configs
@@ -25,7 +24,7 @@ from tasks.training.ranks import ALONE, Ranks
 from tasks.training.resume import _in_shards
 from tasks.training.step import Step
 from tests.conftest import ROOT
-from tests.models.examples import TRAINED, train_block
+from tests.models.examples import TRAINED, train_block, written_parts
 
 KEYS: list[dict[str, Any]] = [
     {},
@@ -158,18 +157,18 @@ engine: {{train: {{gpus: 8, shard: {shard}}}}}
 @pytest.mark.parametrize("shard", [pytest.param("true", marks=pytest.mark.proof), "false"])
 def test_a_model_of_seven_billion_weights_is_planned_for_eight_gpus(shard: str, tmp_path: Path) -> None:
     """Sixteen bytes for each weight, by eight where they are shared, and what a row makes of them."""
-    from transformers import LlamaConfig, SiglipVisionConfig
-
-    language, vision = tmp_path / "language", tmp_path / "vision"
-    LlamaConfig(hidden_size=4096, intermediate_size=11008, num_hidden_layers=32).save_pretrained(language)
-    Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="b")).save(str(language / "tokenizer.json"))
-    tower = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27}
-    SiglipVisionConfig(**tower, image_size=384, patch_size=16).save_pretrained(vision)
-    means = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-    (vision / "preprocessor_config.json").write_text(json.dumps(means))
-    config = configs.validate(
-        yaml.safe_load(SEVEN.format(vision=vision, language=language, shard=shard)), "test"
+    parts = written_parts(
+        tmp_path,
+        {
+            "hidden_size": 1152,
+            "intermediate_size": 4304,
+            "num_hidden_layers": 27,
+            "image_size": 384,
+            "patch_size": 16,
+        },
+        {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32},
     )
+    config = configs.validate(yaml.safe_load(SEVEN.format(**parts, shard=shard)), "test")
     found = footprint_of(config)
     kept = found.weights + found.gradients + found.optimizer
     assert 7e9 < found.whole / 4 < 7.5e9

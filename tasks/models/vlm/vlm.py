@@ -193,12 +193,13 @@ class VlmRecipe(Recipe):
         answered = torch.full_like(tokens, NOT_A_TARGET)
         answered[:, -targets:] = 0
         side, held = self.chat.tiles.side, 2 if pack is not None else 1
+        segments = torch.arange(length) * held // length
         return {
             "key": [""] * samples,
             "tokens": tokens,
             "targets": answered,
-            "positions": tokens.clone(),
-            "segments": tokens.clone(),
+            "positions": torch.arange(length).repeat(samples, 1),
+            "segments": segments.repeat(samples, 1),
             "image": torch.zeros(samples, tiles, side, side, 3, dtype=torch.uint8),
             "tiles": torch.full((samples,), tiles),
             "rows": [[held, tiles, targets, length, tiles if pack is not None else 1]] * samples,
