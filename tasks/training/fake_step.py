@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -29,6 +30,7 @@ from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from tasks.core.errors import DataError
@@ -37,6 +39,7 @@ from tasks.loader.collate import Batch
 from tasks.models import hub, recipes
 from tasks.models.recipes import Recipe
 from tasks.runs.footprint import Footprint
+from tasks.training import blocks
 from tasks.training import sharded_weights as shards
 from tasks.training import step as steps
 from tasks.training.devices import Device
@@ -141,6 +144,7 @@ def _fake_step(train: Train, ranks: Ranks, counter: AbstractContextManager[Any])
     with (
         patch.object(steps, "DistributedDataParallel", _Undistributed),
         patch.object(steps, "deepcopy", another),
+        patch.object(blocks, "checkpoint", partial(checkpoint, context_fn=_as_before)),
         patch.object(nn.Module, "to", lambda module, *_, **__: module),  # they are there, and cannot be moved
         FakeTensorMode(allow_non_fake_inputs=True),
         counter,
@@ -190,6 +194,11 @@ class _FloatsOfCuda(TorchFunctionMode):
             first, *others = args
             args = (first.float() if first.is_floating_point() else first, *others)
         return func(*args, **(kwargs or {}))
+
+
+def _as_before() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Return the contexts in which a block computes, and computes again: torch's engine leaves the mode."""
+    return nullcontext(), _FloatsOfCuda()
 
 
 class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -19,7 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tasks.core.schema import Config
@@ -52,6 +52,7 @@ class Setting:
     threads: int = 1
     precision: str = "fp32"
     deterministic: bool = True
+    compile: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ def ours(digits: Digits, setting: Setting) -> float:
             f"train.threads={setting.threads}",
             f"train.precision={setting.precision}",
             f"train.deterministic={str(setting.deterministic).lower()}",
+            f"train.compile={str(setting.compile).lower()}",
         )
         run = plan(config, digits.version)
         write_settings(run.loader, LoaderSettings(workers=setting.workers, prefetch=2, reason="a benchmark"))
@@ -130,12 +132,17 @@ def open_clips(digits: Digits, setting: Setting) -> float:
     return setting.batch_size / statistics.median(seconds[2:])
 
 
-def beside(digits: Digits, setting: Setting, rounds: int) -> dict[str, list[float]]:
-    """The samples a second of each, measured in turns."""
-    rates: dict[str, list[float]] = {"tarmac": [], "open_clip": []}
+def beside(
+    digits: Digits, setting: Setting, rounds: int, *, compiles: bool = False
+) -> dict[str, list[float]]:
+    """The samples a second of each, measured in turns; with `compiles` those of ours compiled too."""
+    measures = {"tarmac": lambda: ours(digits, setting), "open_clip": lambda: open_clips(digits, setting)}
+    if compiles:
+        measures["compiled"] = lambda: ours(digits, replace(setting, compile=True))
+    rates: dict[str, list[float]] = {name: [] for name in measures}
     for _ in range(rounds):
-        rates["tarmac"].append(ours(digits, setting))
-        rates["open_clip"].append(open_clips(digits, setting))
+        for name, measure in measures.items():
+            rates[name].append(measure())
     return rates
 
 

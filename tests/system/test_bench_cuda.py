@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from tests.models.examples import TRAINED
 
 pytestmark = pytest.mark.system
 SMALL = "--device cpu --model tarmac/digits --batch 32 --steps 12 --workers 1 --threads 1 --rounds 1"
@@ -39,10 +40,13 @@ def test_on_a_cpu_it_proves_what_does_not_need_a_gpu(tmp_path: Path) -> None:
     done = bench(*SMALL.split(), "--out", str(tmp_path / "cpu.json"))
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "cpu.json").read_text())
-    assert found["card"] == "cpu" and found["kept"]["exact resume"]
+    assert found["card"] == "cpu"
+    for name, kept in found["digits"]["kept"].items():
+        assert kept or name.startswith("samples a second"), name
     for precision in ("fp32", "bf16", "fp16"):
         losses = found["curves"][precision]["losses"]
         assert len(losses) == 12 and losses[-1] < losses[0], precision
-    assert found["resumed"]["fp16"]["loss_scale"] is not None
-    assert 0 <= found["device"]["idle"] < 1
-    assert found["beside"]["rates"].keys() == {"tarmac", "open_clip"}
+    assert found["bits"]["fp16"]["loss_scale"] is not None
+    assert found["recipes"].keys() == set(TRAINED)
+    assert 0 <= found["digits"]["device"]["idle"] < 1
+    assert found["digits"]["beside"]["rates"].keys() == {"tarmac", "open_clip", "compiled"}

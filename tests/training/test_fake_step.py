@@ -69,6 +69,15 @@ def test_a_step_without_memory_takes_what_the_real_one_does(name: str, keys: dic
     assert found.judging == pytest.approx(judging, rel=0.01)
 
 
+@pytest.mark.parametrize("name", TRAINED)
+def test_blocks_that_compute_again_do_so_in_the_precision_of_a_gpu(name: str) -> None:
+    kept, again = (
+        footprint_on(ALONE, block(name, batch_size=256, precision="bf16", checkpointing=given), 8).peak
+        for given in (False, True)
+    )
+    assert again < kept
+
+
 def as_rank(folder: str, name: str) -> None:
     """As one of two ranks with weights in shards, leave what its tensors held."""
     rank = int(os.environ["RANK"])
