@@ -44,7 +44,7 @@ def ask_chat(recipe: VlmRecipe, model: Any) -> ProofQuestion:
     tokens = torch.tensor([chat.text.encode_prompt([ChatMessage("user", "What is it?")], [grid])])
     with torch.inference_mode():
         positions = torch.arange(tokens.shape[1])[None]
-        features = model(tokens, tiles, None, positions)
+        features = model(tokens, tiles, positions)
         logits = model.language.get_output_embeddings()(features)
     spelt = torch.tensor([chat.text.tokenizer.encode(ASKED, add_special_tokens=False).ids])
     return ProofQuestion({"logits": logits, "tokens": spelt}, (), [ASKED], {"tokens": tokens, "tiles": tiles})

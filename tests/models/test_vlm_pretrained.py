@@ -209,7 +209,7 @@ def test_a_model_of_transformers_names_its_parts_and_answers_the_same(tmp_path: 
     assert here.ids != there
     tiles = torch.randint(0, 256, (2, 16, 16, 3), dtype=torch.uint8)
     with torch.inference_mode():
-        features = model(torch.tensor([here.ids]), tiles, None, torch.arange(len(there))[None])
+        features = model(torch.tensor([here.ids]), tiles, torch.arange(len(there))[None])
         logits = model.language.get_output_embeddings()(features)[0]
         pixels = (tiles.permute(0, 3, 1, 2).double() / 255 - 0.5) / 0.5
         asked = theirs(input_ids=torch.tensor([there]), pixel_values=pixels[None]).logits[0]
