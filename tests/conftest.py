@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -71,12 +72,26 @@ def convert_here() -> Iterator[None]:
         yield
 
 
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """The folder that the first process of a session to need it has filled; nobody may change it."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    with Path(f"{folder}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / ".made").exists():
+            folder.mkdir()
+            make(folder)
+            (folder / ".made").touch()
+    return folder
+
+
 @pytest.fixture(scope="session")
 def raw_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the example's PNG files and its caption table; nobody may change it."""
-    folder = tmp_path_factory.mktemp("raw") / "digits"
-    examples.write_example("digits", folder)
-    return folder
+    """The folder of the example's PNG files and its caption table."""
+    folder = made_once(
+        tmp_path_factory, "raw", lambda place: examples.write_example("digits", place / "digits")
+    )
+    return folder / "digits"
 
 
 def digits_config(raw: Path, folder: Path, *overrides: str) -> Config:
@@ -91,7 +106,10 @@ def digits_config(raw: Path, folder: Path, *overrides: str) -> Config:
 
 @pytest.fixture(scope="session")
 def digits_dataset(raw_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built and published digits; nobody may change them."""
-    config = digits_config(raw_digits, tmp_path_factory.mktemp("digits"))
-    versions.publish(config.dataset.output, build(config).version, keep=3)
-    return config.dataset.output
+    """The built and published digits."""
+
+    def make(folder: Path) -> None:
+        config = digits_config(raw_digits, folder)
+        versions.publish(config.dataset.output, build(config).version, keep=3)
+
+    return digits_config(raw_digits, made_once(tmp_path_factory, "digits", make)).dataset.output

@@ -6,6 +6,8 @@ import pkgutil
 import subprocess
 import sys
 
+import pytest
+
 import tasks
 
 PACKAGES = [module.name for module in pkgutil.iter_modules(tasks.__path__) if module.ispkg]
@@ -34,6 +36,7 @@ def test_the_library_imports_without_prefect_and_wandb() -> None:
     assert "prefect" not in imported(statement, blocked=("prefect", "wandb"))
 
 
+@pytest.mark.proof
 def test_adapters_bring_no_tracker_into_a_training() -> None:
     """Which peft would import, wherever it is installed."""
     found = imported("from tasks.models import adapters\nadapters._peft()")

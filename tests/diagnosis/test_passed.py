@@ -45,6 +45,7 @@ def test_a_reader_that_goes_round_has_passed_all(tar: Path) -> None:
     }
 
 
+@pytest.mark.proof
 def test_a_file_that_does_not_answer_costs_no_other_its_answer(tar: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "hangs.tar")
     reader = ReplayReader()

@@ -316,6 +316,7 @@ def test_a_last_loss_that_is_no_number_is_a_failure_and_one_that_is_success(tmp_
     )
 
 
+@pytest.mark.proof
 def test_a_trainer_of_transformers_that_stopped_early_is_told(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         textwrap.dedent("""

@@ -148,6 +148,7 @@ def test_an_unchanged_export_is_not_pushed_again_and_new_scores_alone_are(
     assert not [one for one in allowed.asked if one.startswith("PUT")]
 
 
+@pytest.mark.proof
 def test_a_readme_of_somebody_is_kept_and_files_that_are_gone_go(tmp_path: Path, allowed: StandInHub) -> None:
     _, place = exported = made(tmp_path)
     allowed.repositories[NAME] = Repository()
@@ -162,6 +163,7 @@ def test_a_readme_of_somebody_is_kept_and_files_that_are_gone_go(tmp_path: Path,
     assert newest(allowed)["README.md"] == b"my own words" and "old.bin" not in newest(allowed)
 
 
+@pytest.mark.proof
 def test_a_push_that_was_killed_goes_on(tmp_path: Path, allowed: StandInHub) -> None:
     """Killed when some large files have arrived, which are not in the repository until all have."""
     run, place = exported = made(tmp_path, "nanovlm")
@@ -210,6 +212,7 @@ def test_private_data_leave_counts_alone(tmp_path: Path, allowed: StandInHub) ->
     assert b"| zero_shot | top1 | 0.961 |" in told
 
 
+@pytest.mark.proof
 def test_the_weights_that_it_began_with_are_named_with_their_licences(
     tmp_path: Path, allowed: StandInHub
 ) -> None:
@@ -288,6 +291,7 @@ def test_what_the_hub_does_not_take_is_told_in_a_line(
     assert caught.value.exit_code == error and "\n" not in str(caught.value)
 
 
+@pytest.mark.proof
 def test_a_token_that_is_wrong_or_a_hub_that_is_away_is_told_in_a_line(
     exported: tuple[RunFolder, Path], allowed: StandInHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,7 @@ def test_a_home_that_cannot_be_written_is_named_at_once() -> None:
         pass
 
 
+@pytest.mark.proof
 def test_a_temporary_server_that_does_not_come_up_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,7 @@ def trained(case: Case, seed: int) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("name", DAILY)
 def test_a_planted_mistake_is_found(name: str) -> None:
     case = CASES[name]

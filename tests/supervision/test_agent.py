@@ -280,6 +280,7 @@ def test_the_time_limit_of_the_job_ends_it_with_a_checkpoint(tmp_path: Path) -> 
     assert look_at_run(run).checkpoints != []
 
 
+@pytest.mark.proof
 def test_a_lost_evaluation_says_why_and_is_completed_by_the_next_start(tmp_path: Path) -> None:
     behaviour = {"evaluation_fails_at": 20, "evaluation_dies_at": 40, "tries": 1}
     both = {"every": 20, "tasks": ["zero_shot"]}

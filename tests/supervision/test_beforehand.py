@@ -53,6 +53,7 @@ def refused(capsys: pytest.CaptureFixture[str], *commands: str, code: int = 2) -
     return line
 
 
+@pytest.mark.proof
 def test_a_batch_larger_than_the_dataset_has_one_verdict(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -87,6 +87,7 @@ def test_an_agent_that_cannot_work_is_reported_with_its_log(tmp_path: Path) -> N
     assert time.monotonic() - began < 25
 
 
+@pytest.mark.proof
 def test_a_start_waits_for_another_starter(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     with Lease(run.lease):

@@ -147,6 +147,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.proof
 def test_no_rank_outlives_the_agent(run: RunFolder) -> None:
     agent = subprocess.Popen(
         [sys.executable, "-c", STARTER, str(run.path)], stdout=subprocess.PIPE, cwd=fakes.ROOT

@@ -121,6 +121,7 @@ def test_a_second_run_waits_for_the_gpu_and_names_who_has_it(tmp_path: Path, gpu
     assert finish(second).state == "succeeded" and look_at_run(second).reason == ""
 
 
+@pytest.mark.proof
 def test_a_run_that_waits_for_a_gpu_can_be_stopped(tmp_path: Path, gpu: str) -> None:
     taken = gpus.take_gpus([gpu], 1, "somebody")
     assert isinstance(taken, gpus.HeldGpus)
@@ -272,7 +273,8 @@ def test_what_a_killed_training_has_started_ends_with_it(tmp_path: Path) -> None
     wait_for(lambda: processes_of(tmp_path) == [])
 
 
-@pytest.mark.parametrize("way", [pytest.param("cancel", marks=pytest.mark.proof), "start"])
+@pytest.mark.proof
+@pytest.mark.parametrize("way", ["cancel", "start"])
 def test_what_outlives_agent_and_training_is_found_and_ended(
     tmp_path: Path, way: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

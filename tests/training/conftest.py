@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tasks.runs.folder import RunFolder
-from tests.conftest import ROOT
+from tests.conftest import ROOT, made_once
 from tests.training.helpers import make_run
 
 CODE = """
@@ -23,13 +23,16 @@ sys.exit(code)
 
 @pytest.fixture(scope="session")
 def undisturbed(digits_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """A finished run without loader workers; nobody may change it. Its process saw neither wandb nor prefect."""
-    run = make_run(digits_dataset, tmp_path_factory.mktemp("undisturbed"))
-    subprocess.run(
-        [sys.executable, "-c", CODE, str(run.path)],
-        stdin=subprocess.DEVNULL,
-        cwd=ROOT,
-        check=True,
-        timeout=120,
-    )
-    return run
+    """A finished run without loader workers. Its process saw neither wandb nor prefect."""
+
+    def make(folder: Path) -> None:
+        subprocess.run(
+            [sys.executable, "-c", CODE, str(make_run(digits_dataset, folder).path)],
+            stdin=subprocess.DEVNULL,
+            cwd=ROOT,
+            check=True,
+            timeout=120,
+        )
+
+    (run,) = made_once(tmp_path_factory, "undisturbed", make).glob("runs/digits-clip-*")
+    return RunFolder(run)

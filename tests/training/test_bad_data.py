@@ -102,6 +102,7 @@ def test_replace_goes_on_and_tells(dataset: Path, tmp_path: Path) -> None:
     assert counts == [1] * 5 + [2] * 7
 
 
+@pytest.mark.proof
 def test_steps_that_are_done_again_tell_nothing_twice(dataset: Path, tmp_path: Path) -> None:
     for row in (7, 5 * 32 + 7, 10 * 32 + 1):
         flip(dataset, "train", row)
@@ -143,6 +144,7 @@ def test_more_than_the_budget_is_an_error_that_says_where_to_look(dataset: Path,
     assert train_here(run) == STEPS
 
 
+@pytest.mark.proof
 def test_validation_leaves_a_bad_sample_out_or_ends_it(
     dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -168,7 +170,7 @@ def test_a_held_out_split_of_which_nothing_is_left_shows_at_once(dataset: Path, 
     assert not rows(run, "train"), "it trained first"
 
 
-@pytest.mark.parametrize("reader", ["indexed", "streaming"])
+@pytest.mark.parametrize("reader", ["indexed", pytest.param("streaming", marks=pytest.mark.proof)])
 def test_what_is_in_quarantine_is_never_read(dataset: Path, tmp_path: Path, reader: str) -> None:
     """A shard that is gone, all of whose samples are listed; the run goes by its own copy of the list."""
     version = versions.resolve(dataset)

@@ -52,6 +52,9 @@ CONFIGS: dict[str, tuple[str, str]] = {
 """By recipe: the example that it trains on, and the config."""
 SHORT = ("train.steps=40", "train.checkpoint_every=10", "evaluate=null", "track.mode=disabled")
 EVERY = pytest.mark.parametrize("name", [*TRAINED, lengths.NAME])
+EACH_PRECISION = pytest.mark.parametrize(
+    "precision", ["fp32", *(pytest.param(name, marks=pytest.mark.proof) for name in NOISE if name != "fp32")]
+)
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +126,7 @@ def test_any_number_of_ranks_trains_as_one_and_goes_on_in_the_same_bits(
 
 
 @EVERY
-@pytest.mark.parametrize("precision", list(NOISE))
+@EACH_PRECISION
 def test_a_resumed_training_ends_in_the_same_bits(name: str, precision: str) -> None:
     batch = batch_of(recipes.load_recipe(train_block(name)), name, is_train=True)
     whole, broken_off = (step_of(name, precision, None) for _ in range(2))
@@ -145,7 +148,7 @@ def test_a_resumed_training_ends_in_the_same_bits(name: str, precision: str) -> 
         assert torch.equal(value, resumed.model.state_dict()[key]), key
 
 
-@pytest.mark.parametrize("precision", list(NOISE))
+@EACH_PRECISION
 @pytest.mark.parametrize("name", BLOCKS)
 def test_computing_activations_again_takes_less_memory_and_changes_no_bit(name: str, precision: str) -> None:
     plain, frugal = (take_steps(name, precision, None, checkpointing=again) for again in (False, True))

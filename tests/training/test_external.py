@@ -235,6 +235,7 @@ os._exit(0)  # a thread of DDP's that still wants Python while it shuts down abo
 """
 
 
+@pytest.mark.proof
 def test_a_script_with_ddp_trains_on_the_ranks_that_the_engine_asks_for(
     digits_dataset: Path, tmp_path: Path
 ) -> None:

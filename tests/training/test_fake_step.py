@@ -59,7 +59,11 @@ def taken(train: Train, judged: int, ranks: Ranks = ALONE) -> tuple[int, int]:
     return peak, storages.most
 
 
-@pytest.mark.parametrize("keys", KEYS, ids=lambda keys: "-".join(keys) or "plain")
+@pytest.mark.parametrize(
+    "keys",
+    [*KEYS[:1], *(pytest.param(keys, marks=pytest.mark.proof) for keys in KEYS[1:])],
+    ids=lambda keys: "-".join(keys) or "plain",
+)
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_step_without_memory_takes_what_the_real_one_does(name: str, keys: dict[str, Any]) -> None:
     train = block(name, **keys)
@@ -163,7 +167,8 @@ engine: {{train: {{gpus: 8, shard: {shard}}}}}
 """
 
 
-@pytest.mark.parametrize("shard", [pytest.param("true", marks=pytest.mark.proof), "false"])
+@pytest.mark.proof
+@pytest.mark.parametrize("shard", ["true", "false"])
 def test_a_model_of_seven_billion_weights_is_planned_for_eight_gpus(shard: str, tmp_path: Path) -> None:
     """Sixteen bytes for each weight, by eight where they are shared, and what a row makes of them."""
     parts = written_parts(

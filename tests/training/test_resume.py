@@ -91,6 +91,7 @@ def test_killed_while_it_saves(digits_dataset: Path, tmp_path: Path, undisturbed
     assert not list(run.checkpoints.glob(".draft_*"))
 
 
+@pytest.mark.proof
 def test_leaves_with_its_starter(digits_dataset: Path, tmp_path: Path) -> None:
     run = make_run(digits_dataset, tmp_path, workers=2)
     process = start_rank(run)

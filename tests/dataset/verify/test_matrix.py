@@ -206,7 +206,8 @@ def lost_together(
     return lost
 
 
-@pytest.mark.parametrize("world", ["built", pytest.param("foreign", marks=pytest.mark.proof)])
+@pytest.mark.proof
+@pytest.mark.parametrize("world", ["built", "foreign"])
 def test_pairs_of_faults_in_different_shards_are_all_found(
     world: World, fresh: Callable[[str], Path]
 ) -> None:
@@ -221,7 +222,8 @@ def test_pairs_of_faults_in_different_shards_are_all_found(
     assert not lost, "\n".join(lost)
 
 
-@pytest.mark.parametrize("world", ["built", pytest.param("foreign", marks=pytest.mark.proof)])
+@pytest.mark.proof
+@pytest.mark.parametrize("world", ["built", "foreign"])
 def test_pairs_of_faults_in_one_shard_never_hide_each_other(
     world: World, fresh: Callable[[str], Path]
 ) -> None:
@@ -246,6 +248,7 @@ def test_pairs_of_faults_in_one_shard_never_hide_each_other(
     assert not lost, "\n".join(lost)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("world", ["built", "foreign"])
 def test_random_triples_of_faults_are_all_found(world: World, fresh: Callable[[str], Path]) -> None:
     rng = random.Random(SEED)
