@@ -78,10 +78,11 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
     with Path(f"{folder}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / ".made").exists():
+        made = Path(f"{folder}.made")
+        if not made.exists():
             folder.mkdir()
             make(folder)
-            (folder / ".made").touch()
+            made.touch()
     return folder
 
 
