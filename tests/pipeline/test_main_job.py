@@ -13,6 +13,7 @@ from tasks.core.files import read_json
 from tests.pipeline.conftest import Project, make_project
 from tests.pipeline.evidence import assert_wandb_holds_everything_once, metrics, results
 
+pytestmark = pytest.mark.system
 FEWER_STEPS = (
     *("--set", "train.steps=300"),
     *("--set", "train.checkpoint_every=150"),
