@@ -285,7 +285,7 @@ def _copy(value: Any, known: dict[tuple[Any, ...], torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         place = value.device, value.data_ptr(), value.dtype, value.shape, value.stride()
         if place not in known:
-            known[place] = value.detach().to("cpu", copy=True)
+            known[place] = value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         return known[place]
     if isinstance(value, Mapping):
         return {name: _copy(part, known) for name, part in value.items()}

@@ -28,8 +28,8 @@ from tasks.models.layers import lock, rate_shares
 from tasks.models.recipes import Recipe
 from tasks.models.task import Contrastive, Features, Loss, Task
 from tasks.training import sharded_weights as shards
-from tasks.training.blocks import prepare_blocks, synchronise_batch_norms
-from tasks.training.devices import Device, random_state, set_random_state
+from tasks.training.blocks import lay_out_convolutions, prepare_blocks, synchronise_batch_norms
+from tasks.training.devices import LOWER, Device, random_state, set_random_state
 from tasks.training.meter import Laps, Overflow
 from tasks.training.ranks import ALONE, Ranks, Spread
 
@@ -99,6 +99,8 @@ class Step:
         self._options, self._device, self._ranks = options, device, ranks
         self.laps = Laps(device.is_cuda)
         """The time that forward and backward passes and the update of the weights took."""
+        if device.is_cuda and device.precision in LOWER and not ranks.shards:
+            lay_out_convolutions(model)
         is_judged_apart = options.ema is not None or options.lora is not None
         judged = recipe.task(deepcopy(model)) if is_judged_apart else None
         if options.sync_batch_norm:
@@ -228,11 +230,18 @@ class Step:
             assert folder is not None
             self._load_parts(folder)
             return
-        if not self._ranks.shards:
-            self._optimizer.load_state_dict(state["optimizer"])
-            if self._has_average:
-                self.task.model.load_state_dict(state["weights"])
+        if self._ranks.shards:
+            self._load_into_shards(state)
             return
+        self._optimizer.load_state_dict(state["optimizer"])
+        for parameter, values in self._optimizer.state.items():
+            for name, value in values.items():
+                if value.shape == parameter.shape and value.stride() != parameter.stride():
+                    values[name] = torch.empty_like(parameter, requires_grad=False).copy_(value)
+        if self._has_average:
+            self.task.model.load_state_dict(state["weights"])
+
+    def _load_into_shards(self, state: Mapping[str, Any]) -> None:
         for number, saved in state["optimizer"]["state"].items():
             mine = self._new_optimizer_state(self._trained[number])
             for key, value in saved.items():

@@ -18,7 +18,9 @@ from tasks.core.errors import UsageError
 from tasks.models.clip.clip import ClipTask
 from tasks.models.task import Loss, Task
 from tasks.training import devices
-from tasks.training.blocks import synchronise_batch_norms
+from tasks.training.blocks import lay_out_convolutions, synchronise_batch_norms
+from tasks.training.checkpoints import _copy
+from tasks.training.devices import random_state, set_random_state
 from tasks.training.ranks import Ranks
 from tasks.training.step import Step
 from tests.training.helpers import make_run, model_bytes, rows, train_here
@@ -254,6 +256,41 @@ def test_batch_norms_are_of_all_ranks_where_that_can_be() -> None:
     assert {name: value.data_ptr() for name, value in model.state_dict().items()} == {
         name: value.data_ptr() for name, value in before.items()
     }
+
+
+class Convolved(Towers):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        layers = (
+            *(torch.nn.Unflatten(1, (2, 1, 3)), torch.nn.Conv2d(2, 4, 3, padding=1), torch.nn.ReLU()),
+            *(torch.nn.Conv2d(4, 4, 3, padding=1), torch.nn.Flatten(), torch.nn.Linear(12, 4)),
+        )
+        self.visual = torch.nn.Sequential(*layers).double()
+
+
+def test_convolutions_with_their_channels_last_train_and_resume_alike() -> None:
+    plain, laid_out, resumed = (Convolved() for _ in range(3))
+    for model in (laid_out, resumed):
+        lay_out_convolutions(model)
+        assert not model.visual[3].weight.is_contiguous()
+    expected = gradients(step_of(Meeting, plain))
+    step = step_of(Meeting, laid_out)
+    for name, gradient in gradients(step).items():
+        assert torch.allclose(gradient, expected[name], rtol=1e-6, atol=1e-12), name
+    saved = _copy({"model": laid_out.state_dict(), **step.state(), "random": random_state()}, {})
+    moments = [one["exp_avg"] for one in saved["optimizer"]["state"].values()]
+    assert all(one.is_contiguous() for one in (*saved["model"].values(), *moments)), "as files hold them"
+    step(1, batch())
+    again = step_of(Meeting, resumed)
+    resumed.load_state_dict(saved["model"])
+    again.load(saved)
+    set_random_state(saved["random"])
+    for parameter, values in again._optimizer.state.items():
+        assert values["exp_avg"].stride() == parameter.stride()
+    again(1, batch())
+    ends = (laid_out.state_dict(), resumed.state_dict())
+    assert all(torch.equal(one, other) for one, other in zip(*(end.values() for end in ends), strict=True))
 
 
 def test_autocast_is_what_the_precision_says() -> None:
