@@ -176,6 +176,23 @@ def test_a_checkpoint_is_taken_up_by_another_number_of_ranks_in_shards_or_not(
     assert_same_weights(run, in_shards, NOISE)
 
 
+def test_weights_in_shards_that_it_starts_from_are_the_checkpoint_of_step_0(
+    digits_dataset: Path, tmp_path: Path, together: RunFolder
+) -> None:
+    """Of which the optimizer holds nothing yet; a start from it is the start."""
+    weights = together.checkpoint(LAST) / "model.safetensors"
+    tuned = f"train.model={{name: tarmac/digits, pretrained: {weights}}}"
+    run = make_run(digits_dataset, tmp_path, *SHORT, tuned, IN_SHARDS[0])
+    finish(run, 2)
+    assert [one.step for one in list_checkpoints(run)] == [0, 20, 40, LAST]
+    assert model_bytes(run, 0) == weights.read_bytes()
+    last = model_bytes(run, LAST)
+    for step in (20, 40, LAST):
+        shutil.rmtree(run.checkpoint(step))
+    finish(run, 2)
+    assert model_bytes(run, LAST) == last
+
+
 def set_shards(run: RunFolder, count: int, shard: bool) -> None:
     config = configs.reload(run.config)
     train = config.engine.train.model_copy(update={"ranks": count, "shard": shard})
