@@ -61,7 +61,7 @@ OUT_OF_MEMORY = "memory ran out while saving"
 NO_MEMORY = f"{OUT_OF_MEMORY}; lower loader.workers, loader.prefetch or train.batch_size"
 WRAPPERS = re.compile(r"^(module\.)?(_orig_mod\.)?")
 """The prefixes that DDP and torch.compile put before the names of a model's weights."""
-REFUSED = (OSError, RuntimeError, MemoryError, shards.NotSaved)
+REFUSED = (OSError, RuntimeError, MemoryError)
 logger = logging.getLogger(__name__)
 
 
@@ -189,7 +189,7 @@ def write_copied(run: RunFolder, step: int, content: Copied) -> None:
         save_model(content.weights, str(draft / MODEL))
         torch.save(content.state, draft / STATE)
         if content.parts is not None:
-            content.parts.result()
+            shards.await_saved(content.parts)
             os.rename(parts_draft_of(run, step), draft / PARTS)
 
     try:
@@ -202,7 +202,7 @@ def write_copied(run: RunFolder, step: int, content: Copied) -> None:
 
 def _await_parts(run: RunFolder, step: int, parts: Future[Any]) -> None:
     try:
-        parts.result()
+        shards.await_saved(parts)
     except REFUSED as error:
         raise _not_written(run, step, error, "make room on the disk") from error
 

@@ -27,7 +27,7 @@ from tasks.core import config as configs
 from tasks.core.errors import OtherRankError, TarmacError
 from tasks.loader import forkserver
 from tasks.loader.settings import read_settings
-from tasks.models import recipes
+from tasks.models import late, recipes
 from tasks.runs.environment import Meeting, agent_of
 from tasks.runs.folder import RunFolder
 from tasks.runs.phases import PhaseWriter
@@ -67,6 +67,8 @@ def run_rank(run: RunFolder, rank: int = 0) -> None:
     # Once anything else runs on the machine, such as an evaluation, threads that spin while they wait for
     # each other take the core from the very one they wait for; a step then takes over ten times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if config.train is not None and not config.train.compile:
+        late.put_off_compiler()
     if config.train is not None and settings.workers:
         forkserver.fork(recipes.module_of(config.train))
     from tasks.training import devices

@@ -18,7 +18,6 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from tasks.core.errors import UsageError
@@ -459,8 +458,8 @@ def _apart(
     fused needs it; and the pace of each."""
     found = []
     for group, pace in zip(groups, paces, strict=True):
-        for is_shard in (True, False):
-            some = [one for one in group["params"] if isinstance(one, DTensor) == is_shard]
+        for wanted in (True, False):
+            some = [one for one in group["params"] if shards.is_shard(one) == wanted]
             found += [({**group, "params": some}, pace)] if some else []
     return [group for group, _ in found], [pace for _, pace in found]
 

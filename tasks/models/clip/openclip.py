@@ -1,8 +1,12 @@
-"""open_clip without wandb, and with tokenizers that travel to loader workers at no cost.
+"""open_clip without wandb, without libraries that its models need only at times, and with tokenizers that
+travel to loader workers at no cost.
 
 A module of timm imports wandb wherever it is installed. A training process must not load a tracker: the
 import alone takes a second, reads the user's settings and hooks into the interpreter. Here timm is imported
 as if wandb were not installed.
+
+open_clip imports transformers and timm for text and vision towers from there, which takes as long as torch
+does. Here it finds neither until a model asks for such a tower.
 
 open_clip's own tokenizer holds tables of 2 MB, which each worker would parse again before its first sample,
 although importing open_clip has made them there already.
@@ -13,23 +17,45 @@ from __future__ import annotations
 import copyreg
 import importlib
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 TRACKER = "wandb"
+TOWERS = (("hf_model", "transformers", "HFTextEncoder"), ("timm_model", "timm", "TimmModel"))
+"""A module of open_clip, the library that it wraps, and the class by which."""
 
 
-def _import_open_clip() -> Any:
+@contextmanager
+def _hidden(*libraries: str) -> Iterator[None]:
+    """Have imports not find the libraries, but those that are there already."""
     modules: dict[str, Any] = sys.modules
-    if TRACKER in modules:
-        return importlib.import_module("open_clip")
-    modules[TRACKER] = None  # importing a module that is None raises ImportError
+    hidden = [name for name in libraries if name not in modules]
+    modules.update(dict.fromkeys(hidden))  # importing a module that is None raises ImportError
     try:
-        return importlib.import_module("open_clip")
+        yield
     finally:
-        del modules[TRACKER]
+        for name in hidden:
+            del modules[name]
 
 
-open_clip = _import_open_clip()
+def _late(module: Any, name: str) -> Callable[..., Any]:
+    """Return what builds the tower of this name, once its module has found its library."""
+
+    def build(*args: Any, **kwargs: Any) -> Any:
+        with _hidden(TRACKER):
+            tower = getattr(importlib.reload(module), name)
+        setattr(open_clip.model, name, tower)
+        return tower(*args, **kwargs)
+
+    return build
+
+
+with _hidden(TRACKER, *(library for _, library, _ in TOWERS)):
+    open_clip: Any = importlib.import_module("open_clip")
+for _module, _library, _name in TOWERS:
+    if getattr(getattr(open_clip, _module), _library) is None:
+        setattr(open_clip.model, _name, _late(getattr(open_clip, _module), _name))
 
 
 def _pickled(tokenizer: Any) -> tuple[Any, ...]:

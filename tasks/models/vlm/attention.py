@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import varlen
 from torch.nn.functional import pad
 
 SDPA, ROWS = "sdpa", "tarmac_rows"
@@ -115,6 +114,8 @@ def _attend(
             module, query, key, value, attention_mask, scaling=scaling, **others
         )
         return masked
+    from torch.nn.attention import varlen  # which imports torch's compiler
+
     lower = torch.get_autocast_dtype(query.device.type)  # autocast does not know the kernel
     queries, keys, values = (one.transpose(1, 2).flatten(0, 1).to(lower) for one in (query, key, value))
     found: Any = varlen.varlen_attn(

@@ -1,0 +1,111 @@
+"""Seconds from the start of a process to the end of its first step, for each recipe's tiny model.
+
+Every measurement is a process of its own; the contenders take turns. Beside them stands open_clip by itself:
+its import, a model of the same size, and a step of torch's AdamW. With another checkout of Tarmac as argument
+its code starts as well, in this environment:
+
+    .venv/bin/python -m tests.benchmarks.bench_start [CHECKOUT]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROUNDS = 9
+RECIPES = ("clip", "clip_reinforced", "ct_clip", "vlm")
+HERE = Path(__file__).resolve().parents[2]
+PEER = """
+import json, sys, open_clip, torch
+from open_clip.model import CLIP
+sizes = json.loads(open("tasks/models/clip/tarmac-digits.json").read())
+model = CLIP(**sizes)
+optimizer = torch.optim.AdamW(model.parameters())
+side, length = sizes["vision_cfg"]["image_size"], sizes["text_cfg"]["context_length"]
+output = model(torch.zeros(4, 3, side, side), torch.ones(4, length, dtype=torch.long))
+open_clip.ClipLoss()(*output[:3]).backward()
+optimizer.step()
+"""
+
+
+def make(folder: Path) -> None:
+    """Write a batch of each recipe, and the block `train` it is for."""
+    import torch
+
+    from tasks.models.recipes import load_recipe
+    from tests.models import examples
+
+    for name in RECIPES:
+        train = examples.train_block(name)
+        batch = examples.batch_of(load_recipe(train), name, is_train=True)
+        torch.save(batch, folder / f"{name}.pt")
+        (folder / f"{name}.json").write_text(train.model_dump_json(exclude_unset=True))
+
+
+def start(folder: Path, name: str) -> None:
+    """Take a step as a rank does that has just been started."""
+    import importlib
+
+    from tasks.core.schema import Train
+    from tasks.models import recipes
+
+    try:
+        from tasks.models import late
+    except ImportError:  # of a checkout that imports all
+        pass
+    else:
+        late.put_off_compiler()
+    train = Train.model_validate(json.loads((folder / f"{name}.json").read_text()))
+    importlib.import_module(recipes.module_of(train))
+
+    import torch
+
+    from tasks.training.devices import Device
+    from tasks.training.step import Step
+
+    recipe = recipes.load_recipe(train)
+    step = Step(recipe, recipe.build_model(), train, Device(torch.device("cpu"), "fp32"))
+    step(0, torch.load(folder / f"{name}.pt", weights_only=False))
+
+
+def run(checkout: Path, *command: str) -> float:
+    """Return the seconds of a process with the checkout's code."""
+    began = time.perf_counter()
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    subprocess.run([sys.executable, *command], check=True, cwd=checkout, env=environment)
+    return time.perf_counter() - began
+
+
+def main(checkouts: dict[str, Path]) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        for name, checkout in checkouts.items():
+            (Path(place) / name).mkdir()
+            run(checkout, __file__, "make", f"{place}/{name}")
+        for recipe in RECIPES:
+            taken: dict[str, list[float]] = {name: [] for name in (*checkouts, "open_clip")}
+            for number in range(ROUNDS + 1):
+                for name, times in taken.items():
+                    command = [__file__, "start", f"{place}/{name}", recipe]
+                    if name == "open_clip":
+                        command = ["-c", PEER]
+                    measured = run(checkouts.get(name, HERE), *command)
+                    if number:  # the first round warms the page cache
+                        times.append(measured)
+            medians = {name: statistics.median(times) for name, times in taken.items()}
+            ratios = [f"{medians['here'] / s:.2f} x {name}'s {s:.2f} s" for name, s in medians.items()]
+            print(f"{recipe}: {medians['here']:.2f} s: {', '.join(ratios[1:])}", flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["make"]:
+        make(Path(sys.argv[2]))
+    elif sys.argv[1:2] == ["start"]:
+        start(Path(sys.argv[2]), sys.argv[3])
+    else:
+        main({"here": HERE, **{Path(path).name: Path(path).resolve() for path in sys.argv[1:2]}})
