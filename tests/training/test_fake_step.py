@@ -41,7 +41,6 @@ def block(name: str, **keys: Any) -> Train:
 
 def taken(train: Train, judged: int, ranks: Ranks = ALONE) -> tuple[int, int]:
     """The most bytes that tensors hold in a second step of the training itself, and in judging."""
-    torch.backends.mha.set_fastpath_enabled(False)  # which a training under autocast does not take
     recipe, device, storages = recipes.load_recipe(train), Device(CPU, train.precision), Storages()
     with storages:
         if ranks.shards:
@@ -54,8 +53,12 @@ def taken(train: Train, judged: int, ranks: Ranks = ALONE) -> tuple[int, int]:
         step(1, batch)
         peak, storages.most = storages.most, 0
         del batch
-        with step.judging() as loss_of, device.autocast():
-            loss_of(recipe.example(judged))
+        torch.backends.mha.set_fastpath_enabled(False)  # which a training under autocast does not take
+        try:
+            with step.judging() as loss_of, device.autocast():
+                loss_of(recipe.example(judged))
+        finally:
+            torch.backends.mha.set_fastpath_enabled(True)
     return peak, storages.most
 
 
