@@ -11,6 +11,7 @@ from tasks.core.mistakes import describe_mistakes
 from tasks.core.schema import Config, TaskSpec
 from tasks.evaluation.command import CommandEvaluator
 from tasks.evaluation.contract import Evaluator, Members
+from tasks.evaluation.linear_probe import LinearProbe
 from tasks.evaluation.lmms_eval import LmmsEval
 from tasks.evaluation.multilabel import MultiLabel
 from tasks.evaluation.results import full_name
@@ -25,6 +26,7 @@ EVALUATORS: Mapping[str, type[Evaluator]] = {
     "zero_shot": ZeroShot,
     "retrieval": Retrieval,
     "multilabel": MultiLabel,
+    "linear_probe": LinearProbe,
     "validation_loss": ValidationLoss,
     "vlm": Vlm,
     "command": CommandEvaluator,

@@ -1,16 +1,20 @@
-"""Predict the findings of a scan by two prompts each: "{} is present." and "{} is not present.".
+"""Predict the findings of a scan: from two prompts each, "{} is present." and "{} is not present.", or by a
+linear probe of the embeddings.
 
-A finding's score is the softmax over its two prompts. F1, accuracy and precision need a threshold, which is
-CT-CLIP's: among a hundred, the one nearest to the corner of the ROC curve. It is chosen on the evaluated
-samples themselves, so they flatter the model a little; the AUROC needs none. Intervals come from resampled
-patients; CT-CLIP's bootstrap draws samples and then measures all of them each time.
+A finding's score is the softmax over its two prompts, or the probe's probability. F1, accuracy and precision
+need a threshold, which is CT-CLIP's: among a hundred, the one nearest to the corner of the ROC curve. It is
+chosen on the evaluated samples themselves, so they flatter the model a little; the AUROC needs none.
+Intervals come from resampled patients; CT-CLIP's bootstrap draws samples and then measures all of them each
+time.
 
-Source: scripts/{zero_shot,eval,bootstrap_values}.py of CT-CLIP's code, whose files this evaluator writes too.
+Source: scripts/{zero_shot,ct_lipro_train,eval,bootstrap_values}.py of CT-CLIP's code, whose files these
+evaluators write too.
 """
 
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -61,16 +65,13 @@ PRESENT, ABSENT = "present", "not present"
 Prompt = Annotated[str, Field(pattern=r"\{\}")]
 
 
-class MultiLabel(Evaluator):
-    """The arguments of a task of kind `multilabel`."""
+class Labelled(Evaluator):
+    """An evaluator that scores each label of each sample, in whichever way."""
 
     least_samples = 2
 
     labels: Annotated[list[str], Field(min_length=1)] | None = None
     """Names among the `labels` in a sample's `json` member; all of them by default."""
-    present: Prompt = "{} is present."
-    """The sentence of a report on a scan with the finding, which replaces `{}`."""
-    absent: Prompt = "{} is not present."
     group: str = "patient"
     """The field of the `json` member by whose value samples are resampled together; without it
     each is alone."""
@@ -93,24 +94,17 @@ class MultiLabel(Evaluator):
         """
         split = self.split or subject.held_out()
         samples = Embedded.join(subject.embed_images(split, FactReader(self.group)))
-        volumes = samples.embeddings
-        facts = [
-            Fact(key, **json.loads(text)) for key, text in zip(samples.keys, samples.extracted, strict=True)
-        ]
-        keys = [fact.key for fact in facts]
-        labels = self._labels(split, facts)
-        prompts = [form.replace("{}", label) for label in labels for form in (self.present, self.absent)]
-        texts = subject.embed_texts(prompts)
-        for names, embeddings in ((keys, volumes), (prompts, texts)):
-            require_finite(names, embeddings)
-        truth = np.array([[fact.labels[label] for label in labels] for fact in facts], np.float64)
-        scores = probabilities(volumes, texts, subject.logit_scale())
+        facts = facts_of(samples)
+        labels = ordered_labels(self.labels, split, facts)
+        require_finite(samples.keys, samples.embeddings)
+        truth = truth_of(facts, labels)
+        scores, notes = self.scores(subject, labels, samples.embeddings)
         judged = {
             label: LabelScores(truth[:, place], scores[:, place])
             for place, label in enumerate(labels)
             if 0 < truth[:, place].sum() < len(truth)
         }
-        notes = [
+        notes += [
             f"{label}: {'every' if truth[0, place] else 'no'} sample of split {split} has it, so it has no "
             "figures and counts in no mean"
             for place, label in enumerate(labels)
@@ -144,27 +138,34 @@ class MultiLabel(Evaluator):
         if not known:
             return (
                 f"the samples of split {split} have no labels in their json member; give the source a table "
-                "by dataset.source.labels, or take multilabel out of evaluate.tasks"
+                "by dataset.source.labels, or take the task out of evaluate.tasks"
             )
         lacking = next((label for label in self.labels or () if label not in known), None)
         if lacking is None:
             return ""
         return f"labels: the samples of split {split} have no {lacking!r}; there are: {', '.join(known)}"
 
-    def _labels(self, split: str, facts: Sequence[Fact]) -> list[str]:
-        """Return the labels in CT-CLIP's order; DataError for a sample in which one is neither 0 nor 1."""
-        wanted = self.labels or sorted(facts[0].labels)
-        ranks = {label: place for place, label in enumerate(CT_RATE)}
-        ordered = sorted(wanted, key=lambda label: ranks.get(label, len(ranks)))
-        for fact in facts:
-            broken = next((label for label in ordered if fact.labels.get(label) not in (0, 1)), None)
-            if broken is not None or not ordered:
-                found = "no labels" if broken is None else f"{broken!r}: {fact.labels.get(broken)}"
-                raise DataError(
-                    f"{split}: sample {fact.key!r} has {found} in its json member; each label is 0 or 1 in "
-                    "the table of dataset.source.labels"
-                )
-        return ordered
+    @abstractmethod
+    def scores(
+        self, subject: Subject, labels: Sequence[str], volumes: Embeddings
+    ) -> tuple[Figures, list[str]]:
+        """Return [samples, labels], each between 0 and 1, and notes on how they came about."""
+
+
+class MultiLabel(Labelled):
+    """The arguments of a task of kind `multilabel`."""
+
+    present: Prompt = "{} is present."
+    """The sentence of a report on a scan with the finding, which replaces `{}`."""
+    absent: Prompt = "{} is not present."
+
+    def scores(
+        self, subject: Subject, labels: Sequence[str], volumes: Embeddings
+    ) -> tuple[Figures, list[str]]:
+        prompts = [form.replace("{}", label) for label in labels for form in (self.present, self.absent)]
+        texts = subject.embed_texts(prompts)
+        require_finite(prompts, texts)
+        return probabilities(volumes, texts, subject.logit_scale()), []
 
 
 @dataclass(frozen=True)
@@ -175,6 +176,32 @@ class Fact:
     labels: Mapping[str, float]
     group: str
     name: str
+
+
+def facts_of(samples: Embedded) -> list[Fact]:
+    """Return what a `FactReader` has extracted."""
+    return [Fact(key, **json.loads(text)) for key, text in zip(samples.keys, samples.extracted, strict=True)]
+
+
+def truth_of(facts: Sequence[Fact], labels: Sequence[str]) -> Figures:
+    """Return [samples, labels]: 1 where the sample has the label, else 0."""
+    return np.array([[fact.labels[label] for label in labels] for fact in facts], np.float64)
+
+
+def ordered_labels(asked: Sequence[str] | None, split: str, facts: Sequence[Fact]) -> list[str]:
+    """Return the labels that are asked for, or all, in CT-CLIP's order; DataError for a sample in which one
+    is neither 0 nor 1."""
+    ranks = {label: place for place, label in enumerate(CT_RATE)}
+    ordered = sorted(asked or sorted(facts[0].labels), key=lambda label: ranks.get(label, len(ranks)))
+    for fact in facts:
+        broken = next((label for label in ordered if fact.labels.get(label) not in (0, 1)), None)
+        if broken is not None or not ordered:
+            found = "no labels" if broken is None else f"{broken!r}: {fact.labels.get(broken)}"
+            raise DataError(
+                f"{split}: sample {fact.key!r} has {found} in its json member; each label is 0 or 1 in "
+                "the table of dataset.source.labels"
+            )
+    return ordered
 
 
 @dataclass(frozen=True)

@@ -142,9 +142,8 @@ def _scores(results: Sequence[EvaluationResult]) -> list[dict[str, Any]]:
     rows = []
     for result in results:
         means = [name for name in result.metrics if name.endswith("_mean")]
-        is_by_label = result.task == "multilabel" and bool(means)
         for metric, value in result.metrics.items():
-            if is_by_label and metric not in means:
+            if "auroc_mean" in means and metric not in means:
                 continue
             around = result.intervals.get(metric)
             rows.append(

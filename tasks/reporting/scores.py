@@ -23,6 +23,7 @@ TITLES = {
     "top5": "Top-5 accuracy",
     "mean_per_class": "Mean accuracy per class",
     "multilabel": "Findings",
+    "linear_probe": "Findings by a linear probe",
     "auroc_mean": "Mean AUROC",
     "f1_mean": "Mean F1",
     "accuracy_mean": "Mean accuracy",

@@ -97,6 +97,8 @@ def test_phantoms_from_raw_scans_to_a_report(tmp_path: Path, no_server: dict[str
     found = read_json(run / "evaluations/step_200/multilabel.json")
     assert found["metrics"]["auroc_mean"] > 0.7 and found["intervals"]["auroc_mean"][0] > 0.5
     assert (run / "evaluations/step_200/multilabel/aurocs.xlsx").exists()
+    probed = read_json(run / "evaluations/step_200/linear_probe.json")
+    assert probed["metrics"]["auroc_mean"] > found["metrics"]["auroc_mean"], "a probe needs no words"
     assert read_json(run / "eval_results/step_200.json")["results"]["multilabel_auroc_Cardiomegaly"] > 0.5
     page = (run / "report.html").read_text()
     assert "Findings by label" in page and "Held-out scan 1, another picture" in page

@@ -1,0 +1,100 @@
+"""What a frozen image tower knows of the findings in a scan: a logistic regression per label, fitted on the
+embeddings of the training split.
+
+It needs no prompts, so it judges the tower without the texts. CT-CLIP's own probe (CT-LiPro) trains the same
+layer by AdamW for ten epochs, on what a rectifier leaves of the embeddings; here it is fitted to its optimum,
+with labels balanced as there. How strongly the weights are kept small is chosen on a fifth of the training
+groups, as CLIP's authors chose it for their probes on a validation split.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from tasks.core.errors import DataError
+from tasks.core.units import counted
+from tasks.evaluation.contract import Embedded, Embeddings, Subject, require_finite
+from tasks.evaluation.multilabel import FactReader, Labelled, facts_of, ordered_labels, truth_of
+from tasks.evaluation.statistics import Figures, auroc
+
+STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+"""scikit-learn's `C`: the smaller, the smaller the weights."""
+CHOSEN_ON = 5
+"""One of so many groups chooses among them."""
+Rows = NDArray[np.bool_]
+
+
+class LinearProbe(Labelled):
+    """The arguments of a task of kind `linear_probe`."""
+
+    fitted_on: str = "train"
+    """The split on whose samples the probe is fitted."""
+    samples: Annotated[int, Field(ge=20)] = 5000
+    """How many of its first samples, in storage order, are used."""
+
+    def scores(
+        self, subject: Subject, labels: Sequence[str], volumes: Embeddings
+    ) -> tuple[Figures, list[str]]:
+        """Return the probes' probabilities; 0.5 for a label that all samples to fit on have, or none."""
+        batches = subject.embed_images(self.fitted_on, FactReader(self.group))
+        known = Embedded.join(batches, self.samples)
+        require_finite(known.keys, known.embeddings)
+        facts = facts_of(known)
+        ordered_labels(labels, self.fitted_on, facts)
+        truth = truth_of(facts, labels)
+        groups = [fact.group or fact.key for fact in facts]
+        chooses = np.array([zlib.crc32(group.encode()) % CHOSEN_ON == 0 for group in groups])
+        strength = _choose(known.embeddings, truth, chooses)
+        everything = np.ones(len(facts), np.bool_)
+        fitted = [_fit(known.embeddings, column, everything, strength, volumes) for column in truth.T]
+        fixed = [label for label, scores in zip(labels, fitted, strict=True) if scores is None]
+        if len(fixed) == len(labels):
+            raise DataError(
+                f"split {self.fitted_on} has no label that some of its first {counted(len(facts), 'sample')} "
+                "have and others lack; give the task more samples"
+            )
+        notes = [
+            f"{label}: all of the samples to fit on have it, or none, so it is guessed" for label in fixed
+        ]
+        told = f"fitted on {counted(len(facts), 'sample')} of split {self.fitted_on}, C = {strength:g}"
+        guess = np.full(len(volumes), 0.5)
+        return np.stack([guess if one is None else one for one in fitted], axis=1), [told, *notes]
+
+
+def _choose(embeddings: Embeddings, truth: Figures, chooses: Rows) -> float:
+    """Return the strength whose probes rank the samples that choose best, by the mean AUROC over labels."""
+    means = []
+    for strength in STRENGTHS:
+        found = []
+        for column in truth.T:
+            scores = _fit(embeddings, column, ~chooses, strength, embeddings[chooses])
+            if scores is not None and len(scores):
+                found.append(auroc(column[chooses], scores, np.ones((1, len(scores))))[0])
+        known = [value for value in found if np.isfinite(value)]
+        means.append(float(np.mean(known)) if known else 0.0)
+    return STRENGTHS[int(np.argmax(means))]
+
+
+def _fit(
+    embeddings: Embeddings, truth: NDArray[np.float64], rows: Rows, strength: float, asked: Embeddings
+) -> NDArray[np.float64] | None:
+    """Return the probability of the label for each embedding asked, by a probe of these rows; None where all
+    of them have the label, or none."""
+    from sklearn.linear_model import LogisticRegression  # late, because it takes a second
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    if len(np.unique(truth[rows])) < 2:
+        return None
+    if not len(asked):
+        return np.zeros(0)
+    layer = LogisticRegression(C=strength, class_weight="balanced", max_iter=1000)
+    probe = make_pipeline(StandardScaler(), layer).fit(embeddings[rows], truth[rows])
+    found: NDArray[np.float64] = probe.predict_proba(asked)[:, 1]
+    return found
