@@ -338,7 +338,8 @@ def packed(setting: Setting, block: Mapping[str, Any]) -> dict[str, Any]:
 
 def waiting(setting: Setting, digits: Digits) -> dict[str, float]:
     """The share of its time in which the device has nothing to do, in a training through the loader."""
-    bench = Bench(setting, {"model": {"name": setting.model}, "batch_size": setting.batch_size})
+    clip = {"recipe": "clip", "model": {"name": setting.model}, "batch_size": setting.batch_size}
+    bench = Bench(setting, clip)
     feed = Feed(
         (Data(digits.version),),
         bench.recipe,
