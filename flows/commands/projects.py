@@ -121,9 +121,9 @@ def schema(*, as_json: AsJson = False) -> int:
     For example:
       tarmac schema > config.schema.json
     """
-    from tasks.core.config import json_schema
+    from flows.config_schema import config_schema
 
-    return print_json(json_schema())
+    return print_json(config_schema())
 
 
 def plan(config: ConfigFile, /, *, changes: Changes = None, as_json: AsJson = False) -> int:
@@ -273,7 +273,7 @@ def training_left(settings: Config, version: str | None, most: int | None = None
     from tasks.core.config import dump
     from tasks.core.files import require_writable
     from tasks.evaluation.fit import doubtful_classes
-    from tasks.runs.plan import locate, require_checkpoints, resolve, settled
+    from tasks.runs.plan import locate, require_checkpoints, resolve_for, settled
     from tasks.supervision.beforehand import doubts, doubts_of, lacking_weights, require_startable
 
     if settings.train is None:
@@ -289,7 +289,8 @@ def training_left(settings: Config, version: str | None, most: int | None = None
         return TrainingLeft(summary, known, doubts=doubted)
     from tasks.supervision.status import look_at_run
 
-    run, resolved = locate(settings, folder), resolve(settings, folder)
+    run = locate(settings, folder)
+    resolved = resolve_for(run, settings, folder)
     assert resolved.train is not None
     known = resolved.train
     doubted = (*lacking, *doubts(resolved, folder), *doubtful_classes(resolved, folder))
@@ -310,7 +311,7 @@ def setting_lines(settings: Config, train: Train) -> Iterator[str]:
     from tasks.diagnosis.own_run import checkpoints_of
     from tasks.runs.gpus import trains_on_gpus
 
-    if train.recipe == "external":  # the command's own defaults hold where the block leaves a key out
+    if train.recipe == "external":  # what the command gives itself wins over the block
         return
     unit = "samples" if train.pack is None else "rows"
     length = counted(train.epochs, "epoch") if train.steps is None else f"{count(train.steps)} steps"
@@ -398,7 +399,8 @@ def evaluation_line(settings: Config, train: Train) -> str | None:
     if evaluate is None:
         return None
     tasks = ", ".join(task.name for task in evaluate.tasks)
-    number = None if train.steps is None else len(evaluate.steps(train.steps))
+    start = settings.evaluates_start
+    number = None if train.steps is None else len(evaluate.steps(train.steps)) + start
     what = f"checkpoints of every {count(evaluate.every)} steps" if number is None else ""
     what = what or counted(number or 0, "checkpoint")
     shares, saved = share_gpus(engines), "each as soon as it is saved"

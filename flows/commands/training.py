@@ -209,13 +209,13 @@ def finished_run(settings: Config, version: Path) -> RunFolder | None:
     """Return the finished run of a config on the version that its build would make, found on disk alone; None
     when any stage after the build has something to do."""
     from tasks.core.config import dump
-    from tasks.runs.plan import locate, resolve
+    from tasks.runs.plan import locate, resolve_for
     from tasks.supervision.status import look_at_run
 
     run = locate(settings, version)
     if not all(path.exists() for path in (run.record, run.loader, run.config)):
         return None
-    if run.config.read_text(encoding="utf-8") != dump(resolve(settings, version)):
+    if run.config.read_text(encoding="utf-8") != dump(resolve_for(run, settings, version)):
         return None  # what does not shape the weights has changed, such as the evaluations asked for
     return run if look_at_run(run).is_complete and _is_reported(run) else None
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 
@@ -109,10 +109,10 @@ def differing_keys(one: Mapping[str, Any], other: Mapping[str, Any], above: str 
     return keys
 
 
-def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a config file, for editors. It accepts what `load_config` accepts,
+def json_schema(model: type[BaseModel] = Config) -> dict[str, Any]:
+    """Return the JSON Schema of a config file, or of a block in it. It accepts what `load_config` accepts,
     including short forms and interpolations, and rejects unknown keys."""
-    return Config.model_json_schema(schema_generator=_SchemaOfFile)
+    return model.model_json_schema(schema_generator=_SchemaOfFile)
 
 
 class _SchemaOfFile(GenerateJsonSchema):

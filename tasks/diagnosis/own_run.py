@@ -308,7 +308,7 @@ def checkpoints_of(config: Config, train: Train, steps: int) -> tuple[int, int]:
     for a model whose size is not known. Those that wait to be evaluated stay."""
     per_weight = 8 if train.lora else BYTES_PER_WEIGHT + (4 if train.ema else 0)
     each = per_weight * weights(described(train))
-    count = math.ceil(steps / train.checkpoint_every)
+    count = math.ceil(steps / train.checkpoint_every) + config.evaluates_start
     if train.keep is not None:
         on_the_way = 1
         several = steps // train.keep.every if train.keep.every else 0

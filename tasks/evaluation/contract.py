@@ -140,7 +140,7 @@ class Subject(Protocol):
 class Evaluator(BaseModel, ABC):
     """One kind of evaluation; its fields are the arguments that a task in the config may give."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     needs: ClassVar[frozenset[Capability]] = frozenset({"embed"})
     """The capabilities that a recipe's models need; without them the task is refused before

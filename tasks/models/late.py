@@ -17,7 +17,7 @@ from typing import Any
 
 COMPILER = "torch._dynamo"
 MARKS = ("disable", "assume_constant_result", "allow_in_graph")
-"""What marks functions for a compiler."""
+"""Decorators that tell a compiler how to take a function, and change nothing without one."""
 ASKED = (
     ("utils", "is_compile_supported"),
     ("_trace_wrapped_higher_order_op", "TransformGetItemToIndex"),
@@ -28,8 +28,7 @@ ASKED = (
 def put_off_compiler() -> None:
     """Import torch's compiler in this process when something is asked of it that a step without it does not.
 
-    For the start of a process that compiles nothing: what torch has exempted from compiling by then stays as
-    it is.
+    For the start of a process that compiles nothing: what is marked for a compiler until then, is not.
     """
     import torch  # noqa: F401  # which has to be there before a part of it
 

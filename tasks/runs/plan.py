@@ -98,14 +98,35 @@ def _evaluated_on(config: Config) -> list[Path]:
     return [Path(given) for task in tasks if isinstance(given := task.arguments.get("dataset"), str)]
 
 
+def resolve_for(run: RunFolder, config: Config, version: Path) -> Config:
+    """Return the config as `plan` writes it into the folder of a run, which may be there already."""
+    return _as_it_began(run, resolve(config, version))
+
+
 def _as_it_began(run: RunFolder, config: Config) -> Config:
-    """Return the config without the evaluation of step 0, where the run has passed that without saving it."""
+    """Return the config with what the run's evaluations began with: the versions of other datasets, on which
+    all of its checkpoints are judged, and no step 0 where it has passed that without saving it."""
+    evaluate = config.evaluate
+    if evaluate is None or not run.config.exists():
+        return config
+    before = configs.reload(run.config).evaluate
+    known = {} if before is None else {task.name: task.arguments.get("dataset") for task in before.tasks}
+    tasks = [_on_known_version(task, known.get(task.name)) for task in evaluate.tasks]
     is_past = bool(list_checkpoints(run)) and not (
         run.checkpoint(0).exists() or run.evaluation(0, "any").parent.exists()
     )
-    if not is_past or config.evaluate is None or 0 not in config.evaluated_steps:
-        return config
-    return config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"start": False})})
+    start = False if is_past and config.evaluates_start else evaluate.start
+    return config.model_copy(
+        update={"evaluate": evaluate.model_copy(update={"tasks": tasks, "start": start})}
+    )
+
+
+def _on_known_version(task: TaskSpec, known: Any) -> TaskSpec:
+    given = task.arguments.get("dataset")
+    if not isinstance(given, str) or not isinstance(known, str) or not Path(known).is_dir():
+        return task
+    is_of_same = dataset_of(Path(known)) == dataset_of(Path(given))
+    return task.model_copy(update={"dataset": known}) if is_of_same else task
 
 
 def command_to_resume(run: RunFolder) -> str:

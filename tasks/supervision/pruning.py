@@ -64,5 +64,5 @@ def superfluous(
         if one.step not in kept
         and one.step not in open_steps
         and one.path.name not in linked
-        and (keep.every is None or one.step % keep.every)
+        and (keep.every is None or one.step % keep.every or one.step == 0)
     ]

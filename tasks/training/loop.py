@@ -144,7 +144,7 @@ def _saved_start(
     config: Config, start: Start, saver: CheckpointSaver, phases: PhaseWriter, ranks: Ranks
 ) -> bool:
     """Save the weights that a new training starts from, if they are to be evaluated; return whether."""
-    if not start.is_new or 0 not in config.evaluated_steps:
+    if not start.is_new or not config.evaluates_start:
         return False
     phases.set("checkpoint", 0)
     _save(saver, 0, start.take_step, start.place, ranks)

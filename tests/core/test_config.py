@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
-from jsonschema import Draft202012Validator
-from omegaconf import OmegaConf
 
-from tasks.core.config import dump, json_schema, load_config, reload
+from tasks.core.config import dump, load_config, reload
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
 from tasks.core.schema.recipes import RECIPES
@@ -236,44 +232,6 @@ engine:
   train: {kind: slurm, partition: gpu, ranks: 2, time: 24h}
   evaluate: {kind: slurm, partition: gpu, gpus: 1, time: 2h, jobs: 4}
 """
-
-
-@pytest.fixture(scope="module")
-def schema() -> Draft202012Validator:
-    Draft202012Validator.check_schema(json_schema())
-    return Draft202012Validator(json_schema())
-
-
-@pytest.mark.parametrize("text", [*(path.read_text() for path in DIGITS.parent.glob("*.yaml")), CT, CHAT])
-def test_the_printed_schema_accepts_what_the_loader_accepts(
-    schema: Draft202012Validator, text: str, tmp_path: Path
-) -> None:
-    (tmp_path / "config.yaml").write_text(text)
-    load_config(tmp_path / "config.yaml")
-    assert [error.message for error in schema.iter_errors(yaml.safe_load(text))] == []
-
-
-@pytest.mark.parametrize(
-    "override",
-    [
-        "trainn.steps=3",
-        "train.lrr=3",
-        "dataset.source.imge=x",
-        "dataset.splits.grup_by=patient",
-        "dataset.splits.val=2",
-        "evaluate.tasks=[{name: x}]",
-        "engine.build.workerz=2",
-        "train.lr=fast",
-    ],
-)
-def test_the_printed_schema_refuses_what_the_loader_refuses(
-    schema: Draft202012Validator, override: str
-) -> None:
-    complaint(override)
-    values: Any = OmegaConf.load(DIGITS)
-    key, _, value = override.partition("=")
-    OmegaConf.update(values, key, yaml.safe_load(value), merge=False, force_add=True)
-    assert not schema.is_valid(OmegaConf.to_container(values))
 
 
 def test_a_wrong_key_within_a_block_is_the_only_mistake() -> None:

@@ -43,6 +43,12 @@ def test_the_schema_names_every_block(capsys: pytest.CaptureFixture[str]) -> Non
     schema = json.loads(output_of(capsys, "schema"))
     assert set(schema["properties"]) >= {"name", "dataset", "loader", "train", "evaluate", "track", "engine"}
     assert "decoded" in schema["$defs"]["ImageRules"]["properties"]["max_pixels"]["description"]
+    for block, key in (
+        ("ClipOptions", "patch_dropout"),
+        ("VlmOptions", "upscale"),
+        ("LinearProbe", "samples"),
+    ):
+        assert schema["$defs"][block]["properties"][key]["description"]
 
 
 def test_from_raw_files_to_a_dataset(birds: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ from tasks.core.schema import Config, Train
 from tasks.runs import gpus, record
 from tasks.runs.data import data_of, left_out_by, version_path
 from tasks.runs.identity import DataRef, identity, run_id
-from tasks.runs.plan import locate, plan, resolve
+from tasks.runs.plan import locate, plan, resolve, resolve_for
 from tests.conftest import ROOT
 from tests.supervision.fakes import make_config, save
 
@@ -486,6 +486,14 @@ def test_a_task_on_another_dataset_keeps_its_version(tmp_path: Path) -> None:
     own = {"every": 40, "tasks": [{**OLD, "dataset": str(tmp_path / "data")}]}
     kept = resolve(make_config(tmp_path, evaluate=own), version).evaluate
     assert kept is not None and kept.tasks[0].arguments == {"dataset": str(version)}
+    newer = make_version(tmp_path / "other", samples=60)
+    (tmp_path / "other/data/current").unlink()
+    (tmp_path / "other/data/current").symlink_to(newer)
+    kept = configs.reload(plan(config, version).config).evaluate
+    assert kept is not None and kept.tasks[1].arguments == {"dataset": str(other)}, "all of its checkpoints"
+    assert configs.dump(resolve_for(run, config, version)) == run.config.read_text()
+    kept = configs.reload(plan(config, version, fresh=True).config).evaluate
+    assert kept is not None and kept.tasks[1].arguments == {"dataset": str(newer)}
     (tmp_path / "other/data/current").unlink()
     with pytest.raises(
         UsageError, match=r"evaluate\.tasks: old: dataset: .*/other/data holds no version of a dataset"

@@ -117,15 +117,21 @@ class Config(Block):
         return given or min(row.judged_at_once, trained)
 
     @property
+    def evaluates_start(self) -> bool:
+        """Whether the weights that the training starts from are evaluated, as its step 0."""
+        if self.evaluate is None or self.train is None:
+            return False
+        if self.evaluate.start is not None:
+            return self.evaluate.start
+        return self.train.recipe != EXTERNAL and self.train.model.get("pretrained") is not None
+
+    @property
     def evaluated_steps(self) -> list[int]:
         """The steps whose checkpoints are evaluated, in a training whose number of steps is known."""
         if self.evaluate is None or self.train is None:
             return []
         assert self.train.steps is not None, "epochs are turned into steps when a run is planned"
-        start = self.evaluate.start
-        if start is None:
-            start = self.train.recipe != EXTERNAL and self.train.model.get("pretrained") is not None
-        return [*([0] if start else []), *self.evaluate.steps(self.train.steps)]
+        return [*([0] if self.evaluates_start else []), *self.evaluate.steps(self.train.steps)]
 
     def _require_shardable(self, train: Train) -> None:
         key = "engine.train.shard"

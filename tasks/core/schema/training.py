@@ -313,7 +313,7 @@ class Train(Block):
 class TaskSpec(BaseModel):
     """One evaluation: its kind, and the evaluator's own arguments as further keys."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
 
     kind: str
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]*$")] = ""
