@@ -184,7 +184,7 @@ class ClipTask(Contrastive, Embedder):
             places = torch.arange(len(images), device=images.device)[own]
             rows = both_ways(images, texts, scale, own)
             mean = (cross_entropy(rows[0], places) + cross_entropy(rows[1], places)) / 2
-        weight = mean.new_tensor(len(images[own]))
+        weight = mean.new_full((), len(images[own]))
         logs = {"logit_scale": scale, **bias}
         return Loss(mean * weight, weight, {name: value.detach().clone() for name, value in logs.items()})
 

@@ -116,7 +116,7 @@ class CtClipTask(Contrastive, Embedder):
         rows = both_ways(texts, volumes, scale, own)
         both = [functional.cross_entropy(similar, places, reduction="sum") for similar in rows]
         total = (both[0] + both[1]) / 2
-        return Loss(total, total.new_tensor(len(places)), {"logit_scale": scale.detach()})
+        return Loss(total, total.new_full((), len(places)), {"logit_scale": scale.detach()})
 
     def chance(self, samples: int) -> float | None:
         return math.log(samples)

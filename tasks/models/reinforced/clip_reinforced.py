@@ -96,7 +96,7 @@ class ReinforcedTask(ClipTask):
         ]
         contrastive, distillation, entropy = (torch.stack(parts).sum() for parts in zip(*losses, strict=True))
         mean = self._weights.contrastive * contrastive + self._weights.distillation * distillation
-        weight = mean.new_tensor(len(features["image"][own]))
+        weight = mean.new_full((), len(features["image"][own]))
         logs = {
             "logit_scale": scale.detach(),
             "contrastive": contrastive.detach(),

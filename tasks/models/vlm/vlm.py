@@ -281,7 +281,7 @@ class VlmTask(Task, Answerer):
         places = nonzero_of(targets != NOT_A_TARGET, count)
         logits = self.model.language.get_output_embeddings()(features.flatten(0, 1).index_select(0, places))
         total = cross_entropy(logits.float(), targets[places], reduction="sum")
-        return Loss(total, total.new_tensor(count), {})
+        return Loss(total, total.new_full((), count), {})
 
     def chance(self, samples: int) -> float | None:
         """Return the logarithm of the number of tokens: a model that knows nothing expects each alike."""
