@@ -33,12 +33,15 @@ def test_bounds_are_where_conversations_and_padding_begin() -> None:
 
 def one_by_one(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, *_: Any, **options: Any) -> Tensor:
     """What the kernel of variable length computes: causal attention in each part alone."""
-    assert options["window_size"] == (-1, 0) and options["enable_gqa"]
+    before, after = options["window_size"]
+    assert after == 0 and options["enable_gqa"]
     found = []
     for begin, end in bounds.unfold(0, 2, 1).tolist():
         parts = (one[begin:end].transpose(0, 1)[None] for one in (query, key, value))
+        mask = torch.ones(end - begin, end - begin, dtype=torch.bool).tril()
+        mask = mask if before < 0 else mask.triu(-before)
         attended = scaled_dot_product_attention(
-            *parts, is_causal=True, scale=options["scale"], enable_gqa=True
+            *parts, attn_mask=mask, scale=options["scale"], enable_gqa=True
         )
         found.append(attended[0].transpose(0, 1))
     return torch.cat(found)
@@ -76,6 +79,31 @@ def test_variable_lengths_give_what_the_mask_gives(
     assert calls and len(found) == len(expected)
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("by_lengths", [False, True])
+def test_a_model_keeps_its_window(by_lengths: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a row of its own as transformers has it; in a row of two as each alone."""
+    from transformers import AutoModelForCausalLM, MistralConfig
+
+    sizes = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    config = MistralConfig(**sizes, **heads, sliding_window=3, attn_implementation="sdpa")
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    tokens = torch.randint(20, (1, 12))
+    expected, other = model(tokens).logits, model(tokens[:, :7]).logits
+    attention.install(model.config)
+    if by_lengths:
+        monkeypatch.setattr(attention, "has_variable_lengths", lambda *_: True)
+        monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", one_by_one)
+        monkeypatch.setattr(torch, "get_autocast_dtype", lambda *_: torch.float32)
+    torch.testing.assert_close(model(tokens).logits, expected)
+    segments = torch.tensor([[0] * 12 + [1] * 7])
+    positions = torch.tensor([[*range(12), *range(7)]])
+    apart = attention.several(model.config, segments, 2)
+    both = model(torch.cat([tokens, tokens[:, :7]], dim=1), position_ids=positions, **apart).logits
+    torch.testing.assert_close(both, torch.cat([expected, other], dim=1))
 
 
 def test_torchs_kernel_takes_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:

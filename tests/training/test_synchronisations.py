@@ -108,7 +108,9 @@ def crossings_of(name: str, **keys: Any) -> list[str]:
         patch.object(steps, "Laps", lambda _: Laps(False)),
         patch.object(steps, "deepcopy", lambda _: fake_step._allocated(shards.build_without_memory(recipe))),
         patch.object(Tensor, "backward", lambda _: None),
-        patch.object(torch.autograd, "grad", lambda _, leaves, **__: [torch.empty_like(one) for one in leaves]),
+        patch.object(
+            torch.autograd, "grad", lambda _, leaves, **__: [torch.empty_like(one) for one in leaves]
+        ),
         patch.object(Step, "_exchange", pretend),
         FakeTensorMode(allow_non_fake_inputs=True) as fake,
     ):

@@ -62,6 +62,7 @@ def has_variable_lengths(config: Any, device: torch.device) -> bool:
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return (
         config._attn_implementation == ROWS
+        and not getattr(config, "attention_dropout", 0)  # which the kernel does not have
         and device.type == "cuda"
         and torch.is_autocast_enabled(device.type)
         and not torch.are_deterministic_algorithms_enabled()
@@ -88,6 +89,13 @@ def block_mask(segments: Tensor) -> Tensor:
     return (same & is_before)[:, None]
 
 
+def window_mask(length: int, window: int, device: torch.device) -> Tensor:
+    """Return [1, 1, length, length], true where a token attends to itself or to one of the `window` - 1
+    before it."""
+    is_before = torch.ones(1, 1, length, length, dtype=torch.bool, device=device).tril()
+    return is_before.triu(1 - window)
+
+
 def nonzero_of(flags: Tensor, count: int) -> Tensor:
     """Return the places [count] of the true ones in `flags` [n], of which there are `count`; nothing waits
     for a GPU."""
@@ -103,13 +111,18 @@ def _attend(
     scaling: float | None = None,
     cu_seq_lens_q: Tensor | None = None,
     max_length_q: int = 0,
+    sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Return the attention [rows, length, heads, width] of `query`, `key` and `value`, each of shape [rows,
-    heads, length, width]; there may be fewer heads of keys and values."""
+    heads, length, width]; there may be fewer heads of keys and values. With a `sliding_window` a token
+    attends to so many at most: to itself, and to those right before it."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     if cu_seq_lens_q is None:
+        if sliding_window is not None and sliding_window < query.shape[2]:
+            near = window_mask(query.shape[2], sliding_window, query.device)
+            attention_mask = near if attention_mask is None else attention_mask & near
         masked: tuple[Tensor, None] = ALL_ATTENTION_FUNCTIONS[SDPA](
             module, query, key, value, attention_mask, scaling=scaling, **others
         )
@@ -127,7 +140,7 @@ def _attend(
         max_length_q,
         max_length_q,
         scale=scaling,
-        window_size=(-1, 0),
+        window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
         enable_gqa=True,
     )
     return found.unflatten(0, (query.shape[0], query.shape[2])), None
