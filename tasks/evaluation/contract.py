@@ -172,6 +172,11 @@ class Evaluator(BaseModel, ABC):
         return ""
 
     @property
+    def further_split(self) -> str | None:
+        """A split that is read beside the evaluated one, and must be another; None for most."""
+        return None
+
+    @property
     def downloads(self) -> str:
         """What the evaluation downloads itself, and how to do that ahead; empty for most."""
         return ""

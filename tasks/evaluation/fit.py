@@ -80,6 +80,11 @@ def _split_of(evaluator: Evaluator, task: TaskSpec, version: Path, left_out: lis
             f"{where}: split {split} of {version} has {counted(samples, 'sample')}, and {task.kind} "
             f"needs at least {evaluator.least_samples}; hold more out by dataset.splits"
         )
+    further = evaluator.further_split
+    if further == split:
+        raise UsageError(f"{where}: needs two splits, and both are {split!r}; give another one")
+    if further is not None and further not in splits:
+        raise UsageError(f"{where}: {version} has no split {further!r}; there are: {', '.join(splits)}")
     return split
 
 

@@ -25,6 +25,7 @@ from tasks.evaluation.statistics import Figures, auroc
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """scikit-learn's `C`: the smaller, the smaller the weights."""
+MIDDLE = STRENGTHS[len(STRENGTHS) // 2]
 CHOSEN_ON = 5
 """One of so many groups chooses among them."""
 Rows = NDArray[np.bool_]
@@ -34,9 +35,13 @@ class LinearProbe(Labelled):
     """The arguments of a task of kind `linear_probe`."""
 
     fitted_on: str = "train"
-    """The split on whose samples the probe is fitted."""
+    """The split on whose samples the probe is fitted; of the dataset that is evaluated."""
     samples: Annotated[int, Field(ge=20)] = 5000
     """How many of its first samples, in storage order, are used."""
+
+    @property
+    def further_split(self) -> str:
+        return self.fitted_on
 
     def scores(
         self, subject: Subject, labels: Sequence[str], volumes: Embeddings
@@ -50,7 +55,8 @@ class LinearProbe(Labelled):
         truth = truth_of(facts, labels)
         groups = [fact.group or fact.key for fact in facts]
         chooses = np.array([zlib.crc32(group.encode()) % CHOSEN_ON == 0 for group in groups])
-        strength = _choose(known.embeddings, truth, chooses)
+        chosen = _choose(known.embeddings, truth, chooses)
+        strength = MIDDLE if chosen is None else chosen
         everything = np.ones(len(facts), np.bool_)
         fitted = [_fit(known.embeddings, column, everything, strength, volumes) for column in truth.T]
         fixed = [label for label, scores in zip(labels, fitted, strict=True) if scores is None]
@@ -63,12 +69,14 @@ class LinearProbe(Labelled):
             f"{label}: all of the samples to fit on have it, or none, so it is guessed" for label in fixed
         ]
         told = f"fitted on {counted(len(facts), 'sample')} of split {self.fitted_on}, C = {strength:g}"
+        told += "" if chosen is not None else ", of which too few have labels to choose by"
         guess = np.full(len(volumes), 0.5)
         return np.stack([guess if one is None else one for one in fitted], axis=1), [told, *notes]
 
 
-def _choose(embeddings: Embeddings, truth: Figures, chooses: Rows) -> float:
-    """Return the strength whose probes rank the samples that choose best, by the mean AUROC over labels."""
+def _choose(embeddings: Embeddings, truth: Figures, chooses: Rows) -> float | None:
+    """Return the strength whose probes rank the samples that choose best, by the mean AUROC over labels; None
+    where no label has both sides among them."""
     means = []
     for strength in STRENGTHS:
         found = []
@@ -77,7 +85,9 @@ def _choose(embeddings: Embeddings, truth: Figures, chooses: Rows) -> float:
             if scores is not None and len(scores):
                 found.append(auroc(column[chooses], scores, np.ones((1, len(scores))))[0])
         known = [value for value in found if np.isfinite(value)]
-        means.append(float(np.mean(known)) if known else 0.0)
+        if not known:
+            return None
+        means.append(float(np.mean(known)))
     return STRENGTHS[int(np.argmax(means))]
 
 

@@ -115,8 +115,11 @@ class CheckpointSaver:
             self.wait()
         weights, written = model, None
         if parts is not None:
-            weights = Weights(shards.gather(model, self._ranks))
-            written = shards.save(parts, parts_draft_of(self._run, step), self._group)
+            try:
+                weights = Weights(shards.gather(model, self._ranks))
+                written = shards.save(parts, parts_draft_of(self._run, step), self._group)
+            except (MemoryError, RuntimeError) as error:
+                raise _not_written(self._run, step, error, NO_MEMORY) from error
         with self._ranks.agreeing():
             if self._ranks.is_first:
                 content = copied(self._run, step, weights, state, written)
@@ -191,6 +194,7 @@ def write_copied(run: RunFolder, step: int, content: Copied) -> None:
         if content.parts is not None:
             shards.await_saved(content.parts)
             os.rename(parts_draft_of(run, step), draft / PARTS)
+            fsync_path(draft / PARTS)  # its entries are those of other processes
 
     try:
         _publish(run, step, write)

@@ -3,7 +3,7 @@
 With `train.deterministic`, everything is set to give the same bits again, because a resumed run must end
 where an undisturbed one does. It is the default on a CPU. On a GPU it costs speed, and an operation without a
 deterministic form ends the training: torch's mode that only warns leaves the backward pass of attention as it
-is. No GPU has kept the promise yet; `tests/benchmarks/bench_cuda.py` measures it.
+is. It has not been measured on a GPU yet; `tests/benchmarks/bench_cuda.py` does.
 """
 
 from __future__ import annotations
@@ -31,11 +31,14 @@ MODE = "torch.use_deterministic_algorithms(True)"
 LOWER = ("bf16", "fp16")
 FLOPS_PER_S = {
     "B200": 2250e12,
+    "H200 NVL": 835.5e12,
     "H200": 989.4e12,
+    "H100 NVL": 835.5e12,
     "H100 PCIe": 756e12,
     "H100": 989.4e12,
     "A100": 312e12,
     "L40S": 362e12,
+    "L40": 181e12,
     "L4": 121e12,
     "A10G": 70e12,
     "RTX 4090": 165.2e12,

@@ -6,8 +6,8 @@ to a process group that does nothing. So a rank's memory is known before a GPU i
 this machine could not hold, and so are the floating-point operations of a step.
 
 Under autocast the operations that CUDA computes in float32, and a CPU does not, are computed in float32 here.
-The gradients of DDP are views of its buckets, so it takes nothing more and is left out. What is not counted:
-the CUDA context (about half a gigabyte), NCCL's buffers, and what an allocator loses between its blocks.
+What is not counted: the CUDA context (about half a gigabyte), NCCL's buffers, and what an allocator loses
+between its blocks.
 """
 
 from __future__ import annotations
@@ -79,12 +79,14 @@ def footprint_on(ranks: Ranks, train: Train, judged: int) -> Footprint:
     part = min(train.micro_batch or samples, samples)
     storages, counter = Storages(), FlopCounterMode(display=False)
     with _fake_step(train, ranks, storages) as fake:
-        weights, batch = storages.held, fake.batch(samples)
-        given = storages.held - weights
+        built, batch = storages.held, fake.batch(samples)
+        given = storages.held - built
         with _before_update(storages) as before:
             fake.step(0, batch)
         model = fake.step.task.model
         gradients = _bytes_of([one.grad for one in model.parameters() if one.grad is not None])
+        has_buckets = ranks.count > 1 and not ranks.shards
+        weights = built - (gradients if has_buckets else 0)
         optimizer = storages.held - given - weights - gradients
         peak = max(before[0] + optimizer, storages.most)  # AdamW's averages are there from the second step on
         del batch
@@ -96,9 +98,10 @@ def footprint_on(ranks: Ranks, train: Train, judged: int) -> Footprint:
     with _fake_step(plain, Ranks(0, ranks.count), counter) as fake:
         fake.step(0, fake.batch(part))
     flops = int(counter.get_total_flops() * samples / part)
-    whole = sum(value.numel() * value.element_size() for value in model.state_dict().values())
-    average = weights // 2 if train.ema is not None else 0
-    saving = whole + optimizer + average
+    tensors = dict.fromkeys(model.state_dict(keep_vars=True).values())  # tied ones have several names
+    whole = sum(value.numel() * value.element_size() for value in tensors)
+    is_judged_apart = train.ema is not None or train.lora is not None
+    saving = whole + optimizer + (weights // 2 if is_judged_apart else 0)
     return Footprint(weights, gradients, optimizer, given, peak, judging, whole, saving, flops)
 
 
@@ -128,7 +131,10 @@ class _FakeStep:
 def _fake_step(train: Train, ranks: Ranks, counter: AbstractContextManager[Any]) -> Iterator[_FakeStep]:
     """Yield a training's step whose tensors hold nothing, and are seen by `counter` from the weights on."""
     precision = "bf16" if train.precision == "fp16" else train.precision  # which takes as much, and no scaler
-    changes = {"steps": train.steps or MANY, "compile": False, "precision": precision}
+    changes = {
+        **{"steps": train.steps or MANY, "compile": False, "precision": precision},
+        "sync_batch_norm": False,  # which takes as much, and a GPU
+    }
     train = train.model_copy(update=changes)
     recipe, device = recipes.load_recipe(train), Device(CPU, train.precision)
     if ranks.shards:
@@ -173,17 +179,31 @@ def _bytes_of(values: Iterable[Any]) -> int:
 
 
 class _Undistributed(nn.Module):
-    """Stands for DDP, whose buckets hold the gradients that it is asked to make views of them."""
+    """Stands for DDP: its buckets are there from the start, and take the place of each gradient that is
+    exchanged."""
 
     def __init__(self, module: nn.Module, **_: Any) -> None:
         super().__init__()
-        self.module = module
+        self.module, self._exchanges = module, True
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                keep: Any = parameter.register_post_accumulate_grad_hook
+                keep(partial(self._keep, torch.empty_like(parameter)))
+
+    def _keep(self, place: Tensor, parameter: Tensor) -> None:
+        if self._exchanges:
+            parameter.grad = place
 
     def forward(self, *arguments: Any) -> Any:
         return self.module(*arguments)
 
-    def no_sync(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        self._exchanges = False
+        try:
+            yield
+        finally:
+            self._exchanges = True
 
 
 class _FloatsOfCuda(TorchFunctionMode):

@@ -80,12 +80,12 @@ def train(
     validation = Validation(run, config, device, metrics, phases, feed, saver, ranks)
     logger.info("%s: from step %d of %d, on %s%s", run.name, step, options.steps, device.torch, ranks)
 
-    if _saved_start(config, start, saver, phases, ranks) or start.is_unmeasured:
-        validation.measure(step, take_step)
-    phases.set("first_batch", step)
     is_over, saved, uploads = step == options.steps, step, Uploads(device)
     meter = Meter(options.batch_size, device.is_cuda, take_step.laps, _share_per_s(run, device))
     with saver, feed.train(start.place) as batches:
+        if _saved_start(config, start, saver, phases, ranks) or start.is_unmeasured:
+            validation.measure(step, take_step, batches.worker_pids)
+        phases.set("first_batch", step)
         replaced = _replaced_ledger(run, step, feed)
         while not is_over:
             batch = _next_batch(run, step + 1, batches, feed.parts, replaced, meter, saver, ranks)
@@ -114,7 +114,8 @@ def train(
                 sanity.row(step, outcomes)
                 meter.restart()
             if saving:
-                check_weights(take_step.task.model, step, device.precision)
+                with ranks.agreeing():
+                    check_weights(take_step.task.model, step, device.precision)
                 sanity.checkpoint(step)
                 phases.set("checkpoint", step, batches.worker_pids)
                 metrics.settle()

@@ -100,8 +100,8 @@ class Step:
         """The time that forward and backward passes and the update of the weights took."""
         if device.is_cuda and device.precision in LOWER and not ranks.shards:
             lay_out_convolutions(model)
-        is_judged_apart = options.ema is not None or options.lora is not None
-        judged = recipe.task(deepcopy(model)) if is_judged_apart else None
+        has_copy = options.ema is not None or options.lora is not None
+        judged = recipe.task(deepcopy(model)) if has_copy else None
         if options.sync_batch_norm:
             synchronise_batch_norms(model, ranks.count, device.torch)
         if options.lora is not None:
@@ -179,7 +179,7 @@ class Step:
     @torch.no_grad()
     def loss_of(self, batch: Mapping[str, Any]) -> float:
         """Return the mean loss of a batch from the loader, by the trained weights in eval mode, for this rank
-        alone; with weights in shards all ranks have to call it."""
+        alone; not for weights in shards."""
         self.task.eval()
         with self._device.autocast():
             loss = self._alone.judge(self._device.put(batch))
@@ -198,7 +198,7 @@ class Step:
         state: dict[str, Any] = {} if self._ranks.shards else {"optimizer": self._optimizer.state_dict()}
         if self._scaler.is_enabled():
             state["scaler"] = self._scaler.state_dict()
-        if self._has_average and not self._ranks.shards:
+        if self._is_judged_apart and not self._ranks.shards:
             state["weights"] = self.task.model.state_dict()
         return state
 
@@ -214,7 +214,7 @@ class Step:
             for parameter, name in self._names.items()
             for key, value in self._optimizer.state[parameter].items()
         }
-        if self._has_average:
+        if self._is_judged_apart:
             found |= {f"weights.{name}": value for name, value in shards.state_of(self.task.model).items()}
         return found
 
@@ -237,7 +237,7 @@ class Step:
             for name, value in values.items():
                 if value.shape == parameter.shape and value.stride() != parameter.stride():
                     values[name] = torch.empty_like(parameter, requires_grad=False).copy_(value)
-        if self._has_average:
+        if self._is_judged_apart:
             self.task.model.load_state_dict(state["weights"])
 
     def _load_into_shards(self, state: Mapping[str, Any]) -> None:
@@ -245,7 +245,7 @@ class Step:
             mine = self._new_optimizer_state(self._trained[number])
             for key, value in saved.items():
                 shards.local(mine[key]).copy_(shards.part_of(value, mine[key]))
-        if self._has_average:
+        if self._is_judged_apart:
             for name, target in shards.state_of(self.task.model).items():
                 if name in state["weights"]:
                     shards.local(target).copy_(shards.part_of(state["weights"][name], target))
@@ -266,7 +266,7 @@ class Step:
         return state
 
     @property
-    def _has_average(self) -> bool:
+    def _is_judged_apart(self) -> bool:
         return self._judged is not self._alone
 
     def _merge(self) -> None:

@@ -59,6 +59,19 @@ def test_no_telling_which_split_is_held_out(digits_dataset: Path, tmp_path: Path
         require_fit(digits_config(tmp_path, tmp_path), copy)
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("split: train", "needs two splits, and both are 'train'; give another one"),
+        ("fitted_on: trainn", "has no split 'trainn'; there are: train, val"),
+    ],
+)
+def test_a_probe_needs_a_split_to_fit_on(digits_dataset: Path, tmp_path: Path, given: str, says: str) -> None:
+    config = digits_config(tmp_path, tmp_path, f"evaluate.tasks=[{{kind: linear_probe, {given}}}]")
+    with pytest.raises(UsageError, match=rf"^evaluate\.tasks: linear_probe: .*{says}"):
+        require_fit(config, versions.resolve(digits_dataset))
+
+
 def test_one_sample_is_too_few_to_be_found_among(digits_dataset: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(versions.resolve(digits_dataset), tmp_path / "copy")
     manifest = read_json(copy / "manifest.json")

@@ -14,7 +14,7 @@ from sklearn.preprocessing import StandardScaler
 
 from tasks.core.errors import DataError
 from tasks.core.schema import TaskSpec
-from tasks.evaluation import evaluators
+from tasks.evaluation import evaluators, linear_probe
 from tasks.evaluation.contract import Embedded, Embeddings, Members
 from tasks.evaluation.linear_probe import LinearProbe
 from tests.evaluation.test_multilabel import LABELS, ByHand
@@ -93,6 +93,12 @@ def test_a_label_without_two_sides_is_guessed_and_named() -> None:
     assert [note for note in outcome.notes if note.startswith(f"{LABELS[0]}: ")]
     with pytest.raises(DataError, match=r"split train has no label .* give the task more samples"):
         LinearProbe(resamples=100).evaluate(subject(0, 1, 2))
+
+
+def test_the_strength_that_nothing_chooses_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_probe, "CHOSEN_ON", 10**9)
+    outcome = LinearProbe(resamples=100).evaluate(subject())
+    assert outcome.notes[0].endswith("C = 0.01, of which too few have labels to choose by")
 
 
 def test_the_config_takes_it() -> None:

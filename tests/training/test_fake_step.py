@@ -15,7 +15,7 @@ import yaml
 from torch import distributed
 
 from tasks.core import config as configs
-from tasks.core.schema import Train
+from tasks.core.schema import Config, Train
 from tasks.models import recipes
 from tasks.runs.footprint import CONTEXT_BYTES, footprint_of
 from tasks.training.devices import Device
@@ -76,6 +76,32 @@ def test_a_step_without_memory_takes_what_the_real_one_does(name: str, keys: dic
     assert found.judging == pytest.approx(judging, rel=0.01)
 
 
+def on_two_ranks(train: Train, *, in_shards: bool) -> Config:
+    dataset = {
+        "output": "data",
+        "modality": "image_text",
+        "source": {"kind": "shards", "path": "x"},
+    }
+    return configs.validate(
+        {
+            "name": "two",
+            "dataset": dataset,
+            "train": {**train.model_dump(exclude_unset=True), "checkpoint_every": 2},
+            "evaluate": {"every": 2, "tasks": ["loss"], "batch_size": 8},
+            "engine": {"train": {"ranks": 2, "shard": in_shards}},
+        },
+        "test",
+    )
+
+
+def test_batch_norms_that_are_exchanged_are_counted_without_a_gpu() -> None:
+    vision = {"image_size": 32, "layers": [1, 1, 1, 1], "width": 8, "head_width": 8}
+    text = {"context_length": 8, "vocab_size": 49408, "width": 8, "heads": 1, "layers": 1}
+    model = {"config": {"embed_dim": 8, "vision_cfg": vision, "text_cfg": text}}
+    train = block("clip", sync_batch_norm=True).model_copy(update={"model": model})
+    assert footprint_of(on_two_ranks(train, in_shards=False)).peak > 0
+
+
 @pytest.mark.parametrize("name", TRAINED)
 def test_blocks_that_compute_again_do_so_in_the_precision_of_a_gpu(name: str) -> None:
     kept, again = (
@@ -85,41 +111,29 @@ def test_blocks_that_compute_again_do_so_in_the_precision_of_a_gpu(name: str) ->
     assert again < kept
 
 
-def as_rank(folder: str, name: str) -> None:
-    """As one of two ranks with weights in shards, leave what its tensors held."""
+def as_rank(folder: str, name: str, in_shards: str) -> None:
+    """As one of two ranks leave what its tensors held."""
     rank = int(os.environ["RANK"])
     distributed.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=2)
-    found = taken(block(name, ema=0.9), 8, Ranks(rank, 2, shards=True))
+    found = taken(block(name, ema=0.9), 8, Ranks(rank, 2, shards=bool(in_shards)))
     (Path(folder) / f"{rank}.json").write_text(json.dumps(found))
 
 
 @pytest.mark.proof
+@pytest.mark.parametrize("in_shards", [False, True], ids=["whole", "in shards"])
 @pytest.mark.parametrize("name", TRAINED)
-def test_a_rank_with_weights_in_shards_takes_what_is_said(name: str, tmp_path: Path) -> None:
-    code = f"from tests.training.test_fake_step import as_rank; as_rank({str(tmp_path)!r}, {name!r})"
+def test_one_of_two_ranks_takes_what_is_said(name: str, in_shards: bool, tmp_path: Path) -> None:
+    given = f"{str(tmp_path)!r}, {name!r}, {'shards' if in_shards else ''!r}"
+    code = f"from tests.training.test_fake_step import as_rank; as_rank({given})"
     ranks = [
         subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "RANK": str(rank)})
         for rank in (0, 1)
     ]
     assert [rank.wait(120) for rank in ranks] == [0, 0]
-    values = block(name, ema=0.9).model_dump(exclude_unset=True)
-    config = configs.validate(
-        {
-            "name": "shards",
-            "dataset": {
-                "output": "data",
-                "modality": "image_text",
-                "source": {"kind": "shards", "path": "x"},
-            },
-            "train": {**values, "checkpoint_every": 2},
-            "evaluate": {"every": 2, "tasks": ["loss"], "batch_size": 8},
-            "engine": {"train": {"ranks": 2, "shard": True}},
-        },
-        "test",
-    )
-    found = footprint_of(config)
+    found = footprint_of(on_two_ranks(block(name, ema=0.9), in_shards=in_shards))
     peak, judging = json.loads((tmp_path / "1.json").read_text())
-    assert found.peak == pytest.approx(peak, rel=0.12), "gloo copies what it adds up"
+    apart = 0.12 if in_shards else 0.01
+    assert found.peak == pytest.approx(peak, rel=apart), "gloo copies what it adds up of shards"
     assert found.judging == pytest.approx(judging, rel=0.05)
 
 
