@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tasks.core.charts import Chart
 from tasks.core.schema import Config
@@ -169,10 +169,11 @@ def headline_of(
 
 def task_views(results: Sequence[EvaluationResult], best_step: int | None = None) -> list[TaskView]:
     """Return one view per task with at least one metric, ordered by name; labels are those of the checkpoint
-    of `best_step`, or else of the last."""
+    of `best_step`, or else of the last. Charts of one metric say whose they are."""
+    by_task = {task: _by_step(results, task) for task in sorted({result.task for result in results})}
+    firsts = [next(iter(found[0].metrics)) for found in by_task.values() if found]
     views = []
-    for task in sorted({result.task for result in results}):
-        found = _by_step(results, task)
+    for task, found in by_task.items():
         if not found:
             continue
         metrics = list(dict.fromkeys(name for result in found for name in result.metrics))
@@ -181,6 +182,8 @@ def task_views(results: Sequence[EvaluationResult], best_step: int | None = None
         scores = [Score(result.step, result.metrics[first], *_interval(result, first)) for result in measured]
         chance = found[-1].chance.get(first)
         chart = evaluation_chart(title_of(first), scores, chance) if scores else None
+        if chart is not None and firsts.count(first) > 1:
+            chart = replace(chart, title=f"{title_of(task)}: {chart.title}")
         chosen = next((result for result in found if result.step == best_step), found[-1])
         labels = _label_table(chosen)
         shown = [name for name in metrics if labels is None or name.endswith("_mean")]

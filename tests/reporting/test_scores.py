@@ -75,6 +75,14 @@ def test_a_view_a_task_with_its_chart_and_every_metric() -> None:
     assert view.samples is None, "the results judged different numbers of samples"
 
 
+def test_charts_of_one_metric_say_whose_they_are() -> None:
+    views = task_views([result(200, 0.8), result(200, 0.6, task="old")])
+    assert [view.chart.title for view in views if view.chart is not None] == [
+        "old: Accuracy",
+        "Zero-shot classification: Accuracy",
+    ]
+
+
 def test_a_value_that_is_not_finite_is_not_drawn() -> None:
     nan = float("nan")
     (view,) = task_views([result(200, nan), result(400, 0.9, intervals={"top1": (nan, nan)})])
