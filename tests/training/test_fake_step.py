@@ -102,7 +102,9 @@ def test_batch_norms_that_are_exchanged_are_counted_without_a_gpu() -> None:
     assert footprint_of(on_two_ranks(train, in_shards=False)).peak > 0
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize(
+    "name", ["clip", *(pytest.param(one, marks=pytest.mark.proof) for one in TRAINED[1:])]
+)
 def test_blocks_that_compute_again_do_so_in_the_precision_of_a_gpu(name: str) -> None:
     kept, again = (
         footprint_on(ALONE, block(name, batch_size=256, precision="bf16", checkpointing=given), 8).peak
