@@ -486,13 +486,14 @@ def test_open_clips_trainer_killed_goes_on_and_its_checkpoints_are_judged(
 
 @pytest.mark.proof
 def test_our_own_loop_learns_as_open_clips_does(digits_dataset: Path, tmp_path: Path) -> None:
-    """The same shards, model, batches and schedule with two seeds each: the curves of the loss lie no farther
-    apart than two of one trainer do, or than a few hundredths."""
+    """The same shards, model, batches and schedule with three seeds each: the curves of the loss lie no farther
+    apart than those of one trainer do, or than a few hundredths. open_clip's own differ from run to run of one
+    seed, by up to 0.2."""
     window, steps = 20, 120
     keys = (f"train.steps={steps}", f"train.checkpoint_every={steps}", "train.log_every=1", "train.threads=1")
     same = (*keys, "train.batch_size=64", "train.warmup=20", "train.lr=1.0e-3", "evaluate=null")
     curves: dict[str, list[Any]] = {"own": [], "open_clip": []}
-    for seed in (0, 1):
+    for seed in (0, 1, 2):
         own_run = plan_own(digits_dataset, tmp_path / f"own {seed}", *same, f"train.seed={seed}")
         assert train_here(own_run) == steps
         other = make_run(digits_dataset, tmp_path / f"other {seed}", *same, f"train.seed={seed}")
@@ -501,9 +502,8 @@ def test_our_own_loop_learns_as_open_clips_does(digits_dataset: Path, tmp_path: 
             losses = [row["train/loss"] for _, row in sorted(rows(run, "train").items())]
             assert len(losses) == steps
             curves[name].append(np.array(losses).reshape(-1, window).mean(axis=1))
-    (a, b), (c, d) = curves["own"], curves["open_clip"]
-    noise = np.maximum(np.abs(a - b), np.abs(c - d)) + 0.05
-    apart = np.abs((a + b) / 2 - (c + d) / 2)
+    noise = np.maximum(*(np.ptp(of_one, axis=0) for of_one in curves.values())) + 0.05
+    apart = np.abs(np.mean(curves["own"], axis=0) - np.mean(curves["open_clip"], axis=0))
     print(curves)
     assert (apart <= noise).all(), (apart, noise)
-    assert a[-1] < a[0] - 1
+    assert curves["own"][0][-1] < curves["own"][0][0] - 1
