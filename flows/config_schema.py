@@ -39,7 +39,8 @@ def config_schema() -> dict[str, Any]:
 def _add(
     block: type[BaseModel], definitions: dict[str, Any], of_all: Mapping[str, Any] = NOTHING
 ) -> dict[str, Any]:
-    """Add the block, with the keys `of_all` such blocks, to the definitions; return a reference to it."""
+    """Add the schema of a block to the definitions, with the keys that all of its kind have; return a
+    reference to it."""
     own = json_schema(block)
     definitions |= own.pop("$defs", {})
     own["properties"] = {**of_all, **own["properties"]}

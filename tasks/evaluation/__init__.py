@@ -1,1 +1,1 @@
-"""Evaluations of checkpoints: the evaluators, their statistics, and the result files they write."""
+"""Evaluations of checkpoints: what each kind computes, when it fits, and the result files it writes."""

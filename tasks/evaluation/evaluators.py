@@ -9,16 +9,16 @@ from pydantic import ValidationError
 from tasks.core.errors import UsageError, instead, list_mistakes
 from tasks.core.mistakes import describe_mistakes
 from tasks.core.schema import Config, TaskSpec
-from tasks.evaluation.command import CommandEvaluator
 from tasks.evaluation.contract import Evaluator, Members
-from tasks.evaluation.linear_probe import LinearProbe
-from tasks.evaluation.lmms_eval import LmmsEval
-from tasks.evaluation.multilabel import MultiLabel
+from tasks.evaluation.kinds.command import CommandEvaluator
+from tasks.evaluation.kinds.linear_probe import LinearProbe
+from tasks.evaluation.kinds.lmms_eval import LmmsEval
+from tasks.evaluation.kinds.multilabel import MultiLabel
+from tasks.evaluation.kinds.retrieval import Retrieval
+from tasks.evaluation.kinds.validation_loss import ValidationLoss
+from tasks.evaluation.kinds.vlm import Vlm
+from tasks.evaluation.kinds.zero_shot import ZeroShot
 from tasks.evaluation.results import full_name
-from tasks.evaluation.retrieval import Retrieval
-from tasks.evaluation.validation_loss import ValidationLoss
-from tasks.evaluation.vlm import Vlm
-from tasks.evaluation.zero_shot import ZeroShot
 from tasks.models import recipes
 from tasks.models.needs import UnknownNeed
 

@@ -19,7 +19,7 @@ from tasks.dataset.sources import open_sources
 from tasks.dataset.versions import read_manifest
 from tasks.evaluation import evaluators
 from tasks.evaluation.contract import Evaluator, Members
-from tasks.evaluation.zero_shot import ClassReader, ZeroShot
+from tasks.evaluation.kinds.zero_shot import ClassReader, ZeroShot
 from tasks.loader.indexed import IndexedReader
 from tasks.models import recipes
 from tasks.models.held_out import held_out, nothing_held_out

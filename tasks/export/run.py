@@ -27,7 +27,7 @@ from tasks.core import config as configs
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import blake3_file, fsync_path, read_json, write_json
 from tasks.evaluation.checkpoint import load_model_of
-from tasks.evaluation.command import environment
+from tasks.evaluation.kinds.command import environment
 from tasks.export import Target
 from tasks.export.formats import ProofQuestion, TrainedModel, Written
 from tasks.models import recipes

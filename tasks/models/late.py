@@ -26,9 +26,9 @@ ASKED = (
 
 
 def put_off_compiler() -> None:
-    """Import torch's compiler in this process when something is asked of it that a step without it does not.
+    """Have this process import torch's compiler only once it is used.
 
-    For the start of a process that compiles nothing: what is marked for a compiler until then, is not.
+    For a process that compiles nothing: functions that torch marks for the compiler before stay unmarked.
     """
     import torch  # noqa: F401  # which has to be there before a part of it
 

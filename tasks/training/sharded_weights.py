@@ -153,8 +153,8 @@ def clip(parameters: Iterable[nn.Parameter], most: float) -> Tensor:
 def save(values: dict[str, Tensor], folder: Path, group: distributed.ProcessGroup) -> Future[Any]:
     """Copy every rank's part of the tensors to its host, and begin to write them into the folder.
 
-    `await_saved` tells whether they could. All ranks of `group`, which nothing else uses meanwhile, call it
-    alike.
+    `await_saved` raises where a rank could not. All ranks of `group` have to call this, and use the group for
+    nothing else meanwhile.
     """
     from torch.distributed.checkpoint import state_dict_saver
 

@@ -8,13 +8,11 @@ state that a checkpoint keeps.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tasks.core.errors import UsageError
 from tasks.core.schema import Train
 from tasks.models import adapters
-from tasks.models.layers import lock, rate_shares
+from tasks.models.layers import lock
 from tasks.models.recipes import Recipe
 from tasks.models.task import Contrastive, Features, Loss, Task
 from tasks.training import sharded_weights as shards
@@ -31,6 +29,7 @@ from tasks.training.blocks import lay_out_convolutions, prepare_blocks, synchron
 from tasks.training.devices import LOWER, Device, random_state, set_random_state
 from tasks.training.meter import Laps, Overflow
 from tasks.training.ranks import ALONE, Ranks, Spread
+from tasks.training.rates import RateSchedule, apart, parameter_groups
 
 
 class StepResult(NamedTuple):
@@ -43,49 +42,6 @@ class StepResult(NamedTuple):
     logs: Mapping[str, Tensor]
     rates: Mapping[str, float]
     overflow: Overflow | None
-
-
-@dataclass(frozen=True)
-class RateSchedule:
-    """The learning rate of a group of parameters.
-
-    It warms up in a line over `warmup` steps, then follows half a cosine down to `floor`, a share of the
-    peak, after `steps`, or stays constant until it falls over the last `cooldown` steps, with `power` of the
-    share of them that is left. It has no state, so a resumed run needs nothing but its step. Sources:
-    open_clip_train/scheduler.py; for the floor of a cosine nanoVLM's train.py.
-    """
-
-    peak: float
-    warmup: int
-    steps: int
-    schedule: Literal["cosine", "constant"] = "cosine"
-    floor: float = 0.0
-    cooldown: int = 0
-    power: float = 1.0
-
-    @classmethod
-    def of(cls, options: Train, part: str, share: float = 1.0) -> RateSchedule:
-        """Return the schedule of a part's parameters whose rate is this share of the part's."""
-        assert options.steps is not None
-        return cls(
-            share * options.peak(part),
-            options.warmup_steps_of(part),
-            options.steps,
-            options.schedule,
-            options.lr_floor,
-            options.cooldown_steps,
-            options.cooldown_power,
-        )
-
-    def rate(self, step: int) -> float:
-        """Return the rate of the optimizer step `step`, counted from 0."""
-        if step < self.warmup:
-            return self.peak * (step + 1) / self.warmup
-        if self.schedule == "constant":
-            height = min(1, (self.steps - step) / max(self.cooldown, 1)) ** self.power
-        else:
-            height = 0.5 * (1 + math.cos(math.pi * (step - self.warmup) / (self.steps - self.warmup)))
-        return float(self.peak * (self.floor + (1 - self.floor) * height))
 
 
 class Step:
@@ -123,7 +79,7 @@ class Step:
         self._names = {p: name for name, p in model.named_parameters() if p.requires_grad}
         self._trained = [parameter for group in groups for parameter in group["params"]]
         if ranks.shards:
-            groups, self._paces = _apart(groups, self._paces)
+            groups, self._paces = apart(groups, self._paces)
         self._optimizer = torch.optim.AdamW(groups, fused=True)
         self._scaler = torch.amp.GradScaler(device.torch.type, enabled=device.precision == "fp16")
         self._spread: nn.Module = self._alone
@@ -423,45 +379,6 @@ class Step:
             shards.local(mine).lerp_(shards.local(theirs), share)
         for mine, theirs in zip(average.buffers(), model.buffers(), strict=True):
             mine.copy_(theirs)
-
-
-def parameter_groups(
-    recipe: Recipe, model: nn.Module, options: Train
-) -> tuple[list[dict[str, Any]], list[RateSchedule]]:
-    """Return groups for AdamW, and the pace of each.
-
-    Parts of one pace share their groups, so a training without parts has two: parameters that decay, and the
-    others.
-    """
-    groups: dict[tuple[bool, RateSchedule], dict[str, Any]] = {}
-    paces: list[RateSchedule] = []
-    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    shares = rate_shares(recipe, model, options.layer_decay)
-    for is_decayed in (True, False):
-        for name, parameter in trained:
-            if (options.decay == "all" or recipe.is_decayed(name, parameter)) != is_decayed:
-                continue
-            pace = RateSchedule.of(options, recipe.part_of(name), shares[name])
-            if (is_decayed, pace) not in groups:
-                decay = options.weight_decay if is_decayed else 0.0
-                own = {"weight_decay": decay, "betas": options.betas, "eps": options.eps}
-                groups[is_decayed, pace] = {"params": [], **own}
-                paces.append(pace)
-            groups[is_decayed, pace]["params"].append(parameter)
-    return list(groups.values()), paces
-
-
-def _apart(
-    groups: Sequence[Mapping[str, Any]], paces: Sequence[RateSchedule]
-) -> tuple[list[dict[str, Any]], list[RateSchedule]]:
-    """The groups with what is in shards and what is whole in groups of their own, as an optimizer that is
-    fused needs it; and the pace of each."""
-    found = []
-    for group, pace in zip(groups, paces, strict=True):
-        for wanted in (True, False):
-            some = [one for one in group["params"] if shards.is_shard(one) == wanted]
-            found += [({**group, "params": some}, pace)] if some else []
-    return [group for group, _ in found], [pace for _, pace in found]
 
 
 def micro_batches(batch: Mapping[str, Any], size: int | None) -> list[Mapping[str, Any]]:

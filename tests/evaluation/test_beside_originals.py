@@ -19,8 +19,8 @@ from PIL import Image
 from torch import Tensor
 
 from tasks.evaluation.contract import Embedded, Embeddings, Members
-from tasks.evaluation.retrieval import Retrieval
-from tasks.evaluation.zero_shot import ZeroShot
+from tasks.evaluation.kinds.retrieval import Retrieval
+from tasks.evaluation.kinds.zero_shot import ZeroShot
 from tasks.models.clip.clip import ClipRecipe
 from tasks.models.clip.clip_options import ClipOptions
 from tasks.models.clip.openclip import open_clip

@@ -12,7 +12,7 @@ from tasks.core import config as configs
 from tasks.core.errors import UsageError
 from tasks.core.files import link_atomic, write_json
 from tasks.evaluation import best
-from tasks.evaluation.multilabel import MultiLabel
+from tasks.evaluation.kinds.multilabel import MultiLabel
 from tasks.runs.folder import RunFolder
 from tests.conftest import ROOT, digits_config
 

@@ -12,8 +12,8 @@ import pytest
 from tasks.core.findings import Finding
 from tasks.evaluation import results
 from tasks.evaluation.forgetting import forgotten
+from tasks.evaluation.kinds.statistics import wilson_interval
 from tasks.evaluation.results import EvaluationResult
-from tasks.evaluation.statistics import wilson_interval
 from tasks.runs.folder import RunFolder
 from tasks.runs.run_findings import doubts_about
 from tasks.supervision.forgetfulness import Forgetfulness

@@ -18,8 +18,8 @@ from tasks.dataset.building.builder import build
 from tasks.evaluation import results
 from tasks.evaluation.checkpoint import LoadedCheckpoint
 from tasks.evaluation.job import evaluate_checkpoint
+from tasks.evaluation.kinds.zero_shot import TEMPLATES, class_embeddings
 from tasks.evaluation.results import EvaluationResult
-from tasks.evaluation.zero_shot import TEMPLATES, class_embeddings
 from tasks.loader.bad import BadSampleError
 from tasks.models.clip.openclip import open_clip
 from tasks.runs import record

@@ -1,4 +1,4 @@
-"""Findings told by a layer on frozen embeddings: what it is fitted on, what it finds, and what it cannot."""
+"""Linear probes: their figures are scikit-learn's, and the result says what they were fitted on."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from sklearn.preprocessing import StandardScaler
 
 from tasks.core.errors import DataError
 from tasks.core.schema import TaskSpec
-from tasks.evaluation import evaluators, linear_probe
+from tasks.evaluation import evaluators
 from tasks.evaluation.contract import Embedded, Embeddings, Members
-from tasks.evaluation.linear_probe import LinearProbe
+from tasks.evaluation.kinds import linear_probe
+from tasks.evaluation.kinds.linear_probe import LinearProbe
 from tests.evaluation.test_multilabel import LABELS, ByHand
 
 WIDTH = 8
@@ -62,7 +63,7 @@ def subject(*fixed: int) -> Tower:
 
 
 def strength_of(note: str) -> float:
-    return float(note.rpartition("C = ")[2])
+    return float(note.rpartition("C = ")[2].split()[0])
 
 
 def test_it_finds_what_the_embeddings_know() -> None:
@@ -71,7 +72,8 @@ def test_it_finds_what_the_embeddings_know() -> None:
     assert known > 0.95 and 0.6 < weak < known and 0.4 < unknown < 0.6
     low, high = outcome.intervals[f"auroc_{LABELS[2]}"]
     assert low < 0.5 < high
-    assert outcome.notes[0].startswith("fitted on 400 samples of split train, C = ")
+    assert outcome.notes[0].startswith("classifiers were fitted on 400 samples of split train with C = ")
+    assert outcome.notes[0].endswith("(the best of five)")
     assert (outcome.samples, outcome.split, outcome.chance["auroc_mean"]) == (200, "val", 0.5)
     assert "aurocs.xlsx" in outcome.files
 
@@ -98,7 +100,7 @@ def test_a_label_without_two_sides_is_guessed_and_named() -> None:
 def test_the_strength_that_nothing_chooses_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear_probe, "CHOSEN_ON", 10**9)
     outcome = LinearProbe(resamples=100).evaluate(subject())
-    assert outcome.notes[0].endswith("C = 0.01, of which too few have labels to choose by")
+    assert outcome.notes[0].endswith("with C = 0.01 (too few samples to choose it)")
 
 
 def test_the_config_takes_it() -> None:

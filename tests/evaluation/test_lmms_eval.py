@@ -20,11 +20,12 @@ from PIL import Image
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.schema import TaskSpec
-from tasks.evaluation import evaluators, lmms_eval
-from tasks.evaluation.benchmark_prompts import NANOVLM
+from tasks.evaluation import evaluators
 from tasks.evaluation.checkpoint import LoadedCheckpoint
 from tasks.evaluation.contract import ChatRequest, CheckpointLocation
-from tasks.evaluation.lmms_eval import LmmsEval, asked_by, figures_of, serving
+from tasks.evaluation.kinds import lmms_eval
+from tasks.evaluation.kinds.benchmark_prompts import NANOVLM
+from tasks.evaluation.kinds.lmms_eval import LmmsEval, asked_by, figures_of, serving
 from tests.models.examples import picture
 from tests.models.test_vlm import learnt
 

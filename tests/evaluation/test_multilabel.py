@@ -18,8 +18,8 @@ from tasks.core.errors import DataError
 from tasks.core.schema import TaskSpec
 from tasks.evaluation import evaluators
 from tasks.evaluation.contract import Embedded, Embeddings, Members
-from tasks.evaluation.multilabel import CT_RATE, MultiLabel
-from tasks.evaluation.statistics import auroc, percentile_interval, resampled
+from tasks.evaluation.kinds.multilabel import CT_RATE, MultiLabel
+from tasks.evaluation.kinds.statistics import auroc, percentile_interval, resampled
 
 LABELS = ("Nodule", "Cardiomegaly", "Emphysema")
 

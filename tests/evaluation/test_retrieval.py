@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from tasks.core.errors import DataError
 from tasks.core.schema import TaskSpec
-from tasks.evaluation import evaluators, retrieval
+from tasks.evaluation import evaluators
 from tasks.evaluation.contract import Embedded, Embeddings, Members
-from tasks.evaluation.retrieval import Retrieval, by_chance, search
-from tasks.evaluation.statistics import wilson_interval
+from tasks.evaluation.kinds import retrieval
+from tasks.evaluation.kinds.retrieval import Retrieval, by_chance, search
+from tasks.evaluation.kinds.statistics import wilson_interval
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.evaluation.statistics import wilson_interval
+from tasks.evaluation.kinds.statistics import wilson_interval
 
 
 @pytest.mark.parametrize(

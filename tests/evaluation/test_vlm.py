@@ -15,9 +15,9 @@ from tasks.core.schema import TaskSpec
 from tasks.evaluation import evaluators
 from tasks.evaluation.checkpoint import LoadedCheckpoint
 from tasks.evaluation.contract import Answered, BatchLoss, ChatRequest
-from tasks.evaluation.statistics import wilson_interval
-from tasks.evaluation.validation_loss import ValidationLoss
-from tasks.evaluation.vlm import Vlm
+from tasks.evaluation.kinds.statistics import wilson_interval
+from tasks.evaluation.kinds.validation_loss import ValidationLoss
+from tasks.evaluation.kinds.vlm import Vlm
 
 ANSWERS = [
     Answered("a", "Which digit?", "It is seven.", "it is seven. "),

@@ -14,9 +14,9 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.schema import TaskSpec
 from tasks.evaluation import evaluators
 from tasks.evaluation.contract import Embedded, Embeddings, Members
+from tasks.evaluation.kinds.statistics import wilson_interval
+from tasks.evaluation.kinds.zero_shot import ClassReader, ZeroShot, class_embeddings, rank_classes
 from tasks.evaluation.results import KEPT_PREDICTIONS
-from tasks.evaluation.statistics import wilson_interval
-from tasks.evaluation.zero_shot import ClassReader, ZeroShot, class_embeddings, rank_classes
 
 NAMES = ("ant", "bee", "cat", "dog", "elk", "fox", "gnu")
 

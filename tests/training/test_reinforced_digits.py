@@ -13,7 +13,7 @@ from tasks.core.config import load_config
 from tasks.dataset.building.builder import build
 from tasks.dataset.examples import DIGITS, write_example
 from tasks.evaluation.checkpoint import Extracting
-from tasks.evaluation.zero_shot import TEMPLATES, ClassReader, class_embeddings
+from tasks.evaluation.kinds.zero_shot import TEMPLATES, ClassReader, class_embeddings
 from tasks.loader.feed import Data, Feed
 from tasks.models import recipes
 from tasks.training.devices import Device

@@ -23,12 +23,12 @@ from typing import Any
 
 TRACKER = "wandb"
 TOWERS = (("hf_model", "transformers", "HFTextEncoder"), ("timm_model", "timm", "TimmModel"))
-"""A module of open_clip, the library that it wraps, and the class by which."""
+"""A module of open_clip, the library whose models it adapts, and the class that does."""
 
 
 @contextmanager
 def _hidden(*libraries: str) -> Iterator[None]:
-    """Have imports not find the libraries, but those that are there already."""
+    """Have imports fail for the libraries, as if they were not installed, but for those imported before."""
     modules: dict[str, Any] = sys.modules
     hidden = [name for name in libraries if name not in modules]
     modules.update(dict.fromkeys(hidden))  # importing a module that is None raises ImportError
@@ -40,7 +40,7 @@ def _hidden(*libraries: str) -> Iterator[None]:
 
 
 def _late(module: Any, name: str) -> Callable[..., Any]:
-    """Return what builds the tower of this name, once its module has found its library."""
+    """Return a function in place of the class of this name, which imports the library and builds a tower."""
 
     def build(*args: Any, **kwargs: Any) -> Any:
         with _hidden(TRACKER):

@@ -1,10 +1,10 @@
-"""What a frozen image tower knows of the findings in a scan: a logistic regression per label, fitted on the
-embeddings of the training split.
+"""Linear probes of a frozen image tower: a logistic regression per label, fitted on the embeddings of the
+training split.
 
-It needs no prompts, so it judges the tower without the texts. CT-CLIP's own probe (CT-LiPro) trains the same
-layer by AdamW for ten epochs, on what a rectifier leaves of the embeddings; here it is fitted to its optimum,
-with labels balanced as there. How strongly the weights are kept small is chosen on a fifth of the training
-groups, as CLIP's authors chose it for their probes on a validation split.
+They need no prompts, so they judge the tower without the texts. CT-CLIP's own probe (CT-LiPro) trains such a
+layer by AdamW for ten epochs, on embeddings whose negative values are set to 0; here each is fitted to its
+optimum, with labels balanced as there. A fifth of the training groups is held back to choose the strength of
+the regularisation, for which CLIP's authors took a validation split.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pydantic import Field
 from tasks.core.errors import DataError
 from tasks.core.units import counted
 from tasks.evaluation.contract import Embedded, Embeddings, Subject, require_finite
-from tasks.evaluation.multilabel import FactReader, Labelled, facts_of, ordered_labels, truth_of
-from tasks.evaluation.statistics import Figures, auroc
+from tasks.evaluation.kinds.multilabel import FactReader, Labelled, facts_of, ordered_labels, truth_of
+from tasks.evaluation.kinds.statistics import Figures, auroc
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-"""scikit-learn's `C`: the smaller, the smaller the weights."""
+"""Values of scikit-learn's `C`; a smaller one regularises more."""
 MIDDLE = STRENGTHS[len(STRENGTHS) // 2]
 CHOSEN_ON = 5
-"""One of so many groups chooses among them."""
+"""One in so many groups is held back to choose among them."""
 Rows = NDArray[np.bool_]
 
 
@@ -65,13 +65,12 @@ class LinearProbe(Labelled):
                 f"split {self.fitted_on} has no label that some of its first {counted(len(facts), 'sample')} "
                 "have and others lack; give the task more samples"
             )
-        notes = [
-            f"{label}: all of the samples to fit on have it, or none, so it is guessed" for label in fixed
-        ]
-        told = f"fitted on {counted(len(facts), 'sample')} of split {self.fitted_on}, C = {strength:g}"
-        told += "" if chosen is not None else ", of which too few have labels to choose by"
+        notes = [f"{label}: every sample to fit on has it, or none has, so it is guessed" for label in fixed]
+        source = f"{counted(len(facts), 'sample')} of split {self.fitted_on}"
+        reason = "the best of five" if chosen is not None else "too few samples to choose it"
+        how = f"classifiers were fitted on {source} with C = {strength:g} ({reason})"
         guess = np.full(len(volumes), 0.5)
-        return np.stack([guess if one is None else one for one in fitted], axis=1), [told, *notes]
+        return np.stack([guess if one is None else one for one in fitted], axis=1), [how, *notes]
 
 
 def _choose(embeddings: Embeddings, truth: Figures, chooses: Rows) -> float | None:

@@ -8,7 +8,7 @@ import pytest
 from open_clip_train.scheduler import const_lr, const_lr_cooldown, cosine_lr  # type: ignore[import-untyped]
 
 from tasks.core.schema import Train
-from tasks.training.step import RateSchedule
+from tasks.training.rates import RateSchedule
 
 NANOVLM_RATES = {
     0: 0.03333333333333333,

@@ -15,9 +15,9 @@ from pydantic import Field
 
 from tasks.core.errors import DataError
 from tasks.evaluation.contract import Answered, EvaluationOutcome, Evaluator, Members, Subject
+from tasks.evaluation.kinds.statistics import wilson_interval
+from tasks.evaluation.kinds.validation_loss import mean_loss
 from tasks.evaluation.results import KEPT_PREDICTIONS, Prediction, plain
-from tasks.evaluation.statistics import wilson_interval
-from tasks.evaluation.validation_loss import mean_loss
 from tasks.models.recipes import Capability
 
 

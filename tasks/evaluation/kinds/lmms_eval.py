@@ -29,9 +29,9 @@ from pydantic import Field, model_validator
 
 from tasks.core.errors import DataError, TarmacError
 from tasks.core.files import digest, read_json, write_json
-from tasks.evaluation.benchmark_prompts import NANOVLM, QuestionFormat
-from tasks.evaluation.command import run_program
 from tasks.evaluation.contract import ChatRequest, EvaluationOutcome, Evaluator, Members, Subject
+from tasks.evaluation.kinds.benchmark_prompts import NANOVLM, QuestionFormat
+from tasks.evaluation.kinds.command import run_program
 from tasks.loader.decoders import decode_image
 from tasks.models.recipes import Capability
 from tasks.runs.folder import RunFolder

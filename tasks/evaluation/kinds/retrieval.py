@@ -30,8 +30,8 @@ from tasks.evaluation.contract import (
     Subject,
     require_finite,
 )
+from tasks.evaluation.kinds.statistics import wilson_interval
 from tasks.evaluation.results import KEPT_PREDICTIONS, Prediction
-from tasks.evaluation.statistics import wilson_interval
 from tasks.loader.decoders import decode_text, picture_name
 
 Places = NDArray[np.intp]

@@ -33,9 +33,9 @@ from tasks.evaluation.contract import (
     Subject,
     require_finite,
 )
-from tasks.evaluation.ct_clip_files import ct_clip_files
+from tasks.evaluation.kinds.ct_clip_files import ct_clip_files
+from tasks.evaluation.kinds.statistics import Figures, auroc, percentile_interval, resampled
 from tasks.evaluation.results import KEPT_PREDICTIONS, Prediction
-from tasks.evaluation.statistics import Figures, auroc, percentile_interval, resampled
 from tasks.loader.decoders import decode_json
 
 CT_RATE = (

@@ -25,8 +25,8 @@ from tasks.evaluation.contract import (
     Subject,
     require_finite,
 )
+from tasks.evaluation.kinds.statistics import wilson_interval
 from tasks.evaluation.results import KEPT_PREDICTIONS, Prediction
-from tasks.evaluation.statistics import wilson_interval
 from tasks.loader.decoders import decode_json
 
 TEMPLATES = ("a photo of a {}.", "an image of a {}.", "a picture of a {}.", "{}")
