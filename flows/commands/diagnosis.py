@@ -214,7 +214,7 @@ def _watch_facts(done: WatchResult) -> dict[str, object]:
         "seconds": round(done.seconds, 2),
         "checkpoint": done.checkpoint,
         "stalls": [one.to_json() for one in done.stalls],
-        "goodput": {name: round(spent, 2) for name, spent in done.goodput.spent.items()},
+        "goodput": done.goodput.to_json(),
     }
 
 

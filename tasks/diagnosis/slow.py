@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from tasks.core.findings import Finding
 from tasks.core.units import format_duration, size
@@ -23,18 +23,10 @@ from tasks.diagnosis.fetching import FetchWatch
 from tasks.diagnosis.observation import procfs
 from tasks.diagnosis.observation.machine import gpus, memory_left
 from tasks.diagnosis.observation.observe import find_ranks
+from tasks.runs.goodput import OF_PHASE, Activity, Goodput
 from tasks.trainers.contract import Phase, Progress, Trainer
 
 logger = logging.getLogger(__name__)
-Activity = Literal["training", "waiting for data", "validating", "saving", "starting", "stalled"]
-OF_PHASE: dict[Phase, Activity] = {
-    "start": "starting",
-    "first_batch": "waiting for data",
-    "step": "training",
-    "validate": "validating",
-    "checkpoint": "saving",
-    "end": "training",
-}
 WINDOW_S = 5.0
 MOST_WINDOWS = 720
 """The windows that count: those of the last hour of steps."""
@@ -49,35 +41,6 @@ GAP_SHARE = 0.05
 """A gap between epochs that counts: in seconds, in usual steps, and as a share of the epoch."""
 MOST_VALIDATING, MOST_SAVING = 1 / 3, 0.1
 LEAST_JUDGED_S = 60.0
-
-
-class Goodput:
-    """The seconds that a training has spent on each activity."""
-
-    def __init__(self) -> None:
-        self.spent: dict[Activity, float] = dict.fromkeys(
-            ("training", "waiting for data", "validating", "saving", "starting", "stalled"), 0.0
-        )
-
-    @property
-    def total_s(self) -> float:
-        return sum(self.spent.values())
-
-    def share(self, activity: Activity) -> float:
-        """Return the part of the time since the start that went into the activity."""
-        return self.spent[activity] / max(self.total_s, 1e-9)
-
-    def move(self, seconds: float, activity: Activity) -> None:
-        """Count seconds of training as those of another activity."""
-        moved = min(seconds, self.spent["training"])
-        self.spent["training"] -= moved
-        self.spent[activity] += moved
-
-    def __str__(self) -> str:
-        """Return `goodput 84 %: training 10 min, validating 2 min`, with what took a hundredth at least."""
-        least = sum(self.spent.values()) / 100
-        parts = [f"{name} {format_duration(spent)}" for name, spent in self.spent.items() if spent > least]
-        return f"goodput {self.share('training'):.0%}: {', '.join(parts)}"
 
 
 @dataclass

@@ -41,7 +41,8 @@ from tasks.diagnosis.observation import procfs
 from tasks.diagnosis.observation.observe import LAST_WORDS
 from tasks.diagnosis.passage import Passage
 from tasks.diagnosis.rhythm import Rhythm
-from tasks.diagnosis.slow import Goodput, SlowWatch
+from tasks.diagnosis.slow import SlowWatch
+from tasks.runs.goodput import Goodput
 from tasks.trainers import recognise
 from tasks.trainers.command import Command
 from tasks.trainers.contract import LogLine, Trainer

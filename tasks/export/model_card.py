@@ -29,6 +29,7 @@ WITHHELD = (
     "keep",
     "log_every",
     "model",
+    "on_crash",
     "on_stall",
 )
 """Keys of the train block that the card shows elsewhere or that say nothing of the weights."""

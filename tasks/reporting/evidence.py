@@ -21,6 +21,7 @@ from tasks.evaluation.results import EvaluationResult
 from tasks.loader.settings import LoaderSettings, read_settings
 from tasks.runs import ledger, metrics, record
 from tasks.runs.folder import RunFolder
+from tasks.runs.goodput import Goodput, goodput_of
 from tasks.runs.record import RunRecord
 
 Value = TypeVar("Value")
@@ -46,6 +47,7 @@ class RunContents:
     best: BestCheckpoint | None = None
     """The checkpoint that `checkpoints/best` points at."""
     last_checkpoint: int = 0
+    goodput: Goodput | None = None
     unreadable: Mapping[str, str] = field(default_factory=dict)
     """The reason by file, relative to the run's folder, why it could not be read."""
 
@@ -76,9 +78,10 @@ def collect(run: RunFolder, metrics_too: bool = True) -> RunContents:
     settings = attempt(run.config, config.reload)
     read_results = [attempt(path, _read_result) for path in results.files_of(run)]
     names = [path.name.removeprefix("step_") for path in run.checkpoints.glob("step_*")]
+    known = attempt(run.record, lambda _: record.load_record(run))
     return RunContents(
         run=run,
-        record=attempt(run.record, lambda _: record.load_record(run)),
+        record=known,
         config=settings,
         config_text=attempt(run.config, lambda path: path.read_text("utf-8", "replace")) or "",
         rows=(attempt(run.metrics, lambda path: metrics.read_metrics(path)[0]) or []) if metrics_too else [],
@@ -90,6 +93,7 @@ def collect(run: RunFolder, metrics_too: bool = True) -> RunContents:
         quarantined=attempt(run.quarantine, quarantine_file.read_quarantine) or [],
         best=attempt(run.best, lambda _: standing(run, settings)) if settings is not None else None,
         last_checkpoint=max((int(name) for name in names if name.isdecimal()), default=0),
+        goodput=attempt(run.attempts, lambda _: goodput_of(run, known)) if known is not None else None,
         unreadable=unreadable,
     )
 
@@ -97,7 +101,12 @@ def collect(run: RunFolder, metrics_too: bool = True) -> RunContents:
 def inputs_digest(run: RunFolder) -> str:
     """Hash all files that a report is made from, with BLAKE3; this is cheap beside making one."""
     files = [run.record, run.config, run.loader, run.metrics, run.ledger, run.findings]
-    files += [run.quarantine, *run.all_replaced(), *sorted(run.evaluations.glob("step_*/*.json"))]
+    files += [
+        run.quarantine,
+        *run.all_replaced(),
+        *sorted(run.attempts.glob("*/lives.jsonl")),
+        *sorted(run.evaluations.glob("step_*/*.json")),
+    ]
     contents = {str(path.relative_to(run.path)): blake3_file(path) for path in files if path.is_file()}
     best = run.best.resolve().name if run.best.exists() else None
     return digest({"files": contents, "best": best})

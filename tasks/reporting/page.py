@@ -58,6 +58,7 @@ def compose(evidence: RunContents, inputs: str, written: float) -> str:
         headline=first,
         training=summarize(evidence.rows),
         charts=training_charts(evidence.rows),
+        goodput=evidence.goodput,
         notes=notes(evidence, list(_more_notes(evidence, accounts, gallery, data))),
         tasks=task_views(evidence.results, evidence.best_step),
         best=evidence.best,

@@ -69,6 +69,8 @@ def _head(evidence: RunContents, failure: str | None) -> Iterator[str]:
     if first is not None:
         yield from (f"**{first}**", "")
     yield from (f"{who.state}; {who.summary}", "")
+    if evidence.goodput is not None:
+        yield from (str(evidence.goodput).capitalize(), "")
     yield from _failure(failure)
     grave = [note for note in notes(evidence) if note.tone]
     for note in grave[:MOST_REASONS]:

@@ -104,6 +104,10 @@ class RunFolder:
     def exit(self, number: int) -> Path:
         return self.attempt(number) / "exit.json"
 
+    def lives(self, number: int) -> Path:
+        """What each start of the attempt's ranks did with its time; `tasks.runs.lives` reads it."""
+        return self.attempt(number) / "lives.jsonl"
+
     def observation(self, number: int) -> Path:
         """The observation of the attempt's processes when they last stood still; `tasks.diagnosis`
         reads it."""

@@ -22,7 +22,7 @@ from tasks.core.files import blake3_file, digest, unreadable_as_error
 from tasks.core.schema import Config
 from tasks.core.schema.recipes import earlier_adam
 
-NOT_SHAPING = frozenset({"checkpoint_every", "checkpointing", "keep", "log_every", "on_stall"})
+NOT_SHAPING = frozenset({"checkpoint_every", "checkpointing", "keep", "log_every", "on_stall", "on_crash"})
 """The keys of `train` that do not affect the weights."""
 ALWAYS_WRITTEN = (
     "recipe",

@@ -4,6 +4,8 @@ It is a sign of life, replaced by rename at most once a second and not forced to
 process lives that it could describe, and a training step must not wait for a disk. Nor does a training end
 because it could not be written, as on a full disk. It does end where its run is another agent's by now: each
 sign of life checks that first, so at most a second of work is written into what is no longer its own.
+
+It also adds up how long the rank was in each phase, from which `tasks.runs.goodput` is made.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ import json
 import logging
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -28,7 +30,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Phase:
-    """The rank is in `phase` since `since`, at `step`; `at` is when it last reported that (Unix seconds)."""
+    """The rank is in `phase` since `since`, at `step`; `at` is when it last reported that (Unix seconds).
+
+    `spent` holds the seconds of this process in each phase until then, `data_wait_s` those of them in which
+    it waited for data between steps, and `first_step` is where it began.
+    """
 
     phase: str
     step: int
@@ -36,6 +42,9 @@ class Phase:
     at: float
     pid: int
     workers: Sequence[int]
+    spent: Mapping[str, float] = field(default_factory=dict)
+    data_wait_s: float = 0.0
+    first_step: int = 0
 
 
 class PhaseWriter:
@@ -47,17 +56,38 @@ class PhaseWriter:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._last: Phase | None = None
         self._has_warned = False
+        self._spent: dict[str, float] = {}
+        self._counted = 0.0
+        """Until when the time of the present phase is in `_spent`."""
+        self._first_step: int | None = None
+        self.data_wait_s = 0.0
+        """Seconds between steps in which the rank waited for data, as whoever measures them adds them up."""
 
     def set(self, phase: PhaseName, step: int, workers: Sequence[int] = ()) -> None:
         """Report it, at most once a second within one phase; a change of phase is always reported."""
         now = time.time()
         last = self._last
         changed = last is None or last.phase != phase
+        if last is not None:
+            self._spent[last.phase] = self._spent.get(last.phase, 0.0) + now - self._counted
+        self._counted = now
+        if self._first_step is None and phase != "start":
+            self._first_step = step
         if last is not None and not changed and now - last.at < INTERVAL_S:
             return
         leave_if_taken_over(self._folder)
         since = now if last is None or changed else last.since
-        self._last = Phase(phase, step, since, now, os.getpid(), list(workers))
+        self._last = Phase(
+            phase,
+            step,
+            since,
+            now,
+            os.getpid(),
+            list(workers),
+            {name: round(seconds, 3) for name, seconds in self._spent.items()},
+            round(self.data_wait_s, 3),
+            self._first_step or 0,
+        )
         draft = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
         try:
             draft.write_text(json.dumps(asdict(self._last)), encoding="utf-8")

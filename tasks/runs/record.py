@@ -33,6 +33,8 @@ class Attempt(BaseModel):
 
     started: float
     ended: float | None = None
+    asked: float | None = None
+    """When it was asked for: by a person or program, or by the attempt before that queued its job again."""
     host: str
     boot_id: str
     pid: int
@@ -74,6 +76,8 @@ class RunRecord(BaseModel):
     attempts: list[Attempt] = []
     job: dict[str, Any] | None = None
     goal: Literal["train", "evaluate"] = "train"
+    asked: float | None = None
+    """When the newest agent was asked for."""
     started_by: str | None = None
     """Id of the flow run that has started the newest agent; None where no flow run has."""
     wandb_id: str | None = None

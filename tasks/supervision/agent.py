@@ -10,7 +10,6 @@ kills its training and ends at once without writing. It is light: no torch, no P
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import signal
@@ -26,46 +25,32 @@ from typing import NoReturn
 from tasks.core import config as configs
 from tasks.core.errors import TarmacError, Withdrawn
 from tasks.core.files import disk_full_as_error
-from tasks.core.findings import Finding
 from tasks.core.lock import Lease, holder_of
 from tasks.core.schema import Config, Train
 from tasks.core.screen import Progress
-from tasks.diagnosis.observation.machine import oom_kills
 from tasks.evaluation import best
-from tasks.models import hub, recipes
-from tasks.runs import gpus, metrics, phases, stop
+from tasks.models import hub
+from tasks.runs import gpus, stop
 from tasks.runs.checkpoints import newest_sound
 from tasks.runs.folder import RunFolder
 from tasks.runs.jobs import Job
 from tasks.supervision import trainer, tuning
 from tasks.supervision.allocation import END, WARNING, Allocation, Succession
+from tasks.supervision.attendance import Attendance, Duties
 from tasks.supervision.chores import Chores
 from tasks.supervision.evaluation_jobs import Evaluations
 from tasks.supervision.evaluations import Training
 from tasks.supervision.forgetfulness import Forgetfulness
 from tasks.supervision.journal import AttemptJournal
 from tasks.supervision.pruning import Pruner
-from tasks.supervision.slowness import Slowness
-from tasks.supervision.standstill import GoesOn, Stalled, Standstill
+from tasks.supervision.restarts import Restart, Restarts
 from tasks.supervision.status import look_at_run, pause_after
-from tasks.supervision.success import (
-    RankEnd,
-    TrainingEnd,
-    causes_of,
-    exit_of,
-    judge_end,
-    stood_still,
-    tail_of,
-)
+from tasks.supervision.success import RunVerdict, TrainingEnd, exit_of, judge_end
 from tasks.supervision.tracking import gathering
 
 POLL_S = 0.25
 ON_PROGRESS_S = 2.0
 """The pause between two progress lines of the measurements before a training."""
-STOP_GRACE_S = 45.0
-"""A training that has not obeyed `stop` by then is ended; below submitit's warning before the time limit."""
-RESTARTS = 3
-"""How often an attempt restarts a training that stands still."""
 logger = logging.getLogger(__name__)
 Measuring = Callable[[RunFolder, Config, Callable[[], None], Progress], None]
 
@@ -81,7 +66,7 @@ class Agent:
         self._lease = lease
         self._allocation = allocation
         self._began = time.monotonic()
-        self._ranks: trainer.RunningRanks | None = None
+        self._life: Attendance | None = None
         self._journal = AttemptJournal(run, lease)
         self._config = configs.reload(run.config)
         self._gatherer = gathering.GathererKeeper(run, self._config.track.mode != "disabled")
@@ -93,11 +78,6 @@ class Agent:
         self._successor: Job | None = None
         self._asked_to_stop: str | None = None
         self._signal: str | None = None
-        self._restarts = 0
-        self._oom_kills = 0
-        """The machine's count when the training was started."""
-        self._is_forced = False
-        """Whether the training did not obey in time."""
         self._obeyed: str | None = None
         """The signal that has become the sentinel; None where somebody else wrote that."""
 
@@ -112,8 +92,8 @@ class Agent:
             with disk_full_as_error(self._run.path):
                 self._attend()
         except Exception as error:
-            if self._ranks is not None:
-                self._ranks.kill()
+            if self._life is not None:
+                self._life.kill()
             self._journal.give_up(
                 str(error)
                 if isinstance(error, TarmacError)
@@ -202,8 +182,8 @@ class Agent:
     def leave_at_once(self) -> NoReturn:
         """End the training and this process: every file of the run belongs to the lease's new holder."""
         logger.error("the run was taken over by %s; leaving it", holder_of(self._run.lease) or "nobody")
-        if self._ranks is not None:
-            self._ranks.kill()
+        if self._life is not None:
+            self._life.kill()
         os._exit(1)
 
     def ask_to_stop(self, signum: int, frame: FrameType | None) -> None:
@@ -304,115 +284,64 @@ class Agent:
         return self._config.train
 
     def _train_to_the_end(self, evaluations: Evaluations, held: Sequence[int]) -> Training:
-        """Run the training's ranks beside its evaluations, and judge how they ended.
-
-        They are started again where they stand still and the config asks for restarts.
-        """
+        """Run the training's ranks beside its evaluations, again where `Restarts` allows it, and judge how
+        they ended."""
         started, newest = time.time(), newest_sound(self._run)
-        _, earlier_bytes = metrics.read_metrics(self._run.metrics)
-        while True:
-            ranks = self._start_ranks(held)
-            ends, stalled = self._attend_ranks(ranks, evaluations)
-            if stalled is None or self._train.on_stall != "restart" or self._restarts >= RESTARTS:
-                break
-            self._restarts += 1
-            reason = f"restarted ({self._restarts} of {RESTARTS}): {stalled}"
-            logger.warning("%s", reason)
-            trainer.set_logs_aside(self._run, self._journal.number, self._restarts)
-            self._journal.set_state("running", reason)
-        phase = phases.read_phase(self._run.phase())
-        reported = phase.step if phase is not None and phase.pid == ranks.identities[0].pid else 0
-        logged = metrics.last_step(self._run.metrics, offset=earlier_bytes)
-        ended = self._observe_end(ends, ranks.first_failed, max(reported, logged), stalled)
-        return self._judge(ended, started, began_at=0 if newest is None else newest.step)
-
-    def _start_ranks(self, held: Sequence[int]) -> trainer.RunningRanks:
-        self._lease.require()
-        self._oom_kills = oom_kills()
-        ranks = self._ranks = trainer.start_training(
-            self._run, self._journal.number, self._config, self._lease.identity, held
+        began_at = 0 if newest is None else newest.step
+        restarts = Restarts(self._train, began_at)
+        duties = Duties(
+            stop_reason=self._stop_reason,
+            on_stop=lambda: evaluations.end_jobs(here_only=self._is_ended_by_slurm),
+            keep=lambda submitting: self._look_after(evaluations, submitting),
+            pause_s=self._pause_s,
         )
-        pids = ", ".join(f"process {identity.pid}" for identity in ranks.identities)
-        logger.info("training started: %s", pids)
-        return ranks
+        while True:
+            life = self._life = Attendance(self._run, self._config, self._journal, self._chores)
+            self._lease.require()
+            life.start(self._lease.identity, held)
+            ended = life.attend(duties, restarts.count)
+            verdict = judge_end(ended)
+            life.close(ended.step, verdict.reason)
+            again = restarts.after(ended, verdict)
+            if again is None:
+                break
+            self._record_restart(again, verdict, restarts.count)
+            if (reason := self._wait(again.pause_s, duties)) is not None:
+                order = stop.read_stop_order(self._run)
+                words = f"{reason}, at step {ended.step} of {ended.last_step}"
+                ended = replace(ended, stop=order)
+                verdict = RunVerdict("cancelled", f"{words}, before it was started again: {verdict.reason}")
+                break
+            self._journal.set_state("running", f"started again ({again}): {verdict.reason}")
+        return self._judge(ended, verdict, started, began_at)
 
-    def _attend_ranks(
-        self, ranks: trainer.RunningRanks, evaluations: Evaluations
-    ) -> tuple[Sequence[RankEnd], str | None]:
-        """Return how the ranks ended, and the verdict on the standstill for which they were ended, if any."""
-        watch, slowness = Standstill(self._run, self._journal.number), Slowness(self._run)
-        pids = [identity.pid for identity in ranks.identities]
-        deadline: float | None = None
-        stalled: str | None = None
-        while (ends := ranks.wait(self._pause_s())) is None:
-            reason = self._stop_reason()
-            if reason is not None and deadline is None:
-                logger.warning("stopping: %s", reason)
-                evaluations.end_jobs(here_only=self._is_ended_by_slurm)
-                deadline = time.monotonic() + STOP_GRACE_S
-            if deadline is not None and time.monotonic() > deadline:
-                self._is_forced = True
-                ranks.end()
-            news = self._chores.do("the watch", lambda: watch.look(pids), None)
-            self._chores.do("the news of the watch", functools.partial(self._record_news, news), None)
-            self._chores.do("sanity.jsonl", self._journal.copy_sanity, None)
-            self._chores.do("the pace", lambda: self._record_slow(slowness.look(pids)), None)
-            acts = reason is None and self._train.on_stall != "report"
-            if acts and isinstance(news, Stalled) and not news.is_paused:
-                stalled = news.reason
-                ranks.end()
-            self._keep(evaluations, "going", submitting=reason is None)
-        return ends, stalled if any(end.was_ended for end in ends) else None
+    def _look_after(self, evaluations: Evaluations, submitting: bool) -> None:
+        self._keep(evaluations, "going", submitting=submitting)
 
-    def _record_news(self, news: Stalled | GoesOn | None) -> None:
-        """Record that the training stands still, and why, or that it goes on."""
-        if isinstance(news, Stalled):
-            logger.warning("%s", news.reason)
-            self._journal.add_findings(news.findings)
-            self._journal.set_state("stalled", news.reason)
-        elif isinstance(news, GoesOn):
-            logger.info("the training goes on")
-            self._journal.set_state("running")
+    def _record_restart(self, again: Restart, verdict: RunVerdict, count: int) -> None:
+        """Record an end after which the training is started again: its causes are no errors of the run
+        yet."""
+        logger.warning("restart %s in %.0f s: %s", again, again.pause_s, verdict.reason)
+        self._journal.copy_sanity()
+        note = f"Tarmac starts it again by itself ({again})"
+        found = [replace(one, severity="warning", remedy=f"{note}; {one.remedy}") for one in verdict.findings]
+        self._journal.add_findings(found)
+        trainer.set_logs_aside(self._run, self._journal.number, count)
+        when = f" in {again.pause_s:.0f} s" if again.pause_s else ""
+        self._journal.set_state("running", f"starts again{when} ({again}): {verdict.reason}")
 
-    def _record_slow(self, findings: Sequence[Finding]) -> None:
-        for finding in findings:
-            logger.warning("%s", "\n".join(finding.lines()))
-        if findings:
-            self._journal.add_findings(findings, "pace")
+    def _wait(self, pause_s: float, duties: Duties) -> str | None:
+        """Wait before a restart; returns why the run is to stop, as soon as it is."""
+        deadline = time.monotonic() + pause_s
+        while (reason := duties.stop_reason()) is None and time.monotonic() < deadline:
+            duties.keep(True)
+            time.sleep(min(duties.pause_s(), max(deadline - time.monotonic(), 0.0)))
+        if reason is not None:
+            duties.on_stop()
+        return reason
 
-    def _observe_end(
-        self, ends: Sequence[RankEnd], first_failed: int | None, reached: int, stalled: str | None
-    ) -> TrainingEnd:
-        """Gather what is known of a training that came to step `reached`: the end of each rank that caused
-        it."""
-        newest = newest_sound(self._run)
-        step = max(reached, 0 if newest is None else newest.step)
-        first, *further = [
-            TrainingEnd(
-                exit_code=end.exit_code,
-                step=step,
-                last_step=int(self._journal.record.identity["steps"]),
-                loss=metrics.loss_at(self._run.metrics, step),
-                checkpoint=None if newest is None else newest.step,
-                stop=stop.read_stop_order(self._run),
-                is_forced=self._is_forced and end.was_ended,
-                log_tail=tail_of(self._run.rank_log(self._journal.number, end.rank)),
-                rank=end.rank,
-                ranks=len(ends),
-                stood_still=stood_still(end, ends),
-                stalled=stalled,
-                restarts=self._restarts,
-                oom_kills=oom_kills() - self._oom_kills,
-                levers=recipes.levers(self._train),
-                lost_node=end.lost_node,
-            )
-            for end in causes_of(ends, first_failed)
-        ]
-        return replace(first, further=further)
-
-    def _judge(self, ended: TrainingEnd, started: float, began_at: int) -> Training:
+    def _judge(self, ended: TrainingEnd, verdict: RunVerdict, started: float, began_at: int) -> Training:
         """Record how the training, which began at step `began_at`, ended: findings, `exit.json`, state."""
-        verdict = judge_end(ended)
         logger.info("training ended: %s %s", verdict.state, verdict.reason)
         self._journal.copy_sanity()
         self._journal.add_findings(verdict.findings)

@@ -14,7 +14,7 @@ from tasks.core.files import append_line, read_lines, write_json
 from tasks.core.findings import Finding, finding_of
 from tasks.core.lock import Lease
 from tasks.core.process import Identity
-from tasks.runs import ledger, phases, provenance, record
+from tasks.runs import ledger, lives, phases, provenance, record
 from tasks.runs.folder import RunFolder
 from tasks.runs.jobs import CONTROLLER, Job
 from tasks.runs.record import ASIDE, UNDER_WAY, Attempt, RunRecord, State
@@ -40,14 +40,13 @@ class AttemptJournal:
     def begin(self) -> None:
         """Close what earlier attempts left open and enter this one."""
         closed = [
-            old
-            if old.ended is not None
-            else old.model_copy(update={"ended": self._last_sign_of(old), "outcome": old.outcome or "lost"})
-            for old in self.record.attempts
+            old if old.ended is not None else self._closed(number, old)
+            for number, old in enumerate(self.record.attempts, 1)
         ]
         mine, job = Identity.mine(), own_job()
         attempt = Attempt(
             started=time.time(),
+            asked=self.record.asked,
             host=mine.host,
             boot_id=mine.boot_id,
             pid=mine.pid,
@@ -58,11 +57,11 @@ class AttemptJournal:
             code_digest=provenance.code_digest(),
             versions=provenance.versions(),
         )
-        changes: dict[str, Any] = {}
+        changes: dict[str, Any] = {"asked": None}
         if self.is_to_train:
-            changes = {"state": "running", "reason": ""}
+            changes |= {"state": "running", "reason": ""}
         elif self.record.state in UNDER_WAY:
-            changes = {"state": "failed", "reason": "its agent was killed; start the run again: it resumes"}
+            changes |= {"state": "failed", "reason": "its agent was killed; start the run again: it resumes"}
         self._run.logs(self.number).mkdir(parents=True, exist_ok=True)
         self._save(self.record.having(attempts=[*closed, attempt], **changes))
 
@@ -110,7 +109,7 @@ class AttemptJournal:
         if queued_again is None:
             self._save(judged.having(state=state, reason=content["reason"]))
         else:
-            self._save(judged.having(state="queued", reason=queued_again))
+            self._save(judged.having(state="queued", reason=queued_again, asked=time.time()))
 
     def stopped_before_training(self, reason: str, signal: str | None, queued_again: str | None) -> None:
         """Record that the attempt was stopped while it waited or measured."""
@@ -148,6 +147,12 @@ class AttemptJournal:
         job = self.record.job if keeps_job else None
         outcome = attempt.outcome or "evaluated"
         self._save(self.record.having_last(ended=now, outcome=outcome).having(job=job))
+
+    def _closed(self, number: int, attempt: Attempt) -> Attempt:
+        """Return the attempt of an agent that was killed, which ended with its last sign of life."""
+        ended = self._last_sign_of(attempt)
+        lives.end_life(self._run, number, ended, "its agent was killed", {})
+        return attempt.model_copy(update={"ended": ended, "outcome": attempt.outcome or "lost"})
 
     def _last_sign_of(self, attempt: Attempt) -> float:
         """Return when the training or the evaluations of a killed agent's attempt last wrote something."""

@@ -46,7 +46,10 @@ class Stalled:
 
 @dataclass(frozen=True)
 class GoesOn:
-    """A training that stood still has reported progress again."""
+    """A training that stood still for `stood_s` in `phase` has reported progress again."""
+
+    phase: str
+    stood_s: float
 
 
 class Standstill:
@@ -94,9 +97,18 @@ class Standstill:
         if self._last is not None and newest.pid == self._last.pid and not self._is_stalled:
             silence = newest.at - self._last.at
             self._longest[self._last.phase] = max(self._longest.get(self._last.phase, 0.0), silence)
-        went_on = self._is_stalled
+        went_on = None
+        if self._last is not None and self._is_stalled:
+            went_on = GoesOn(self._last.phase, newest.at - self._last.at)
         self._last, self._is_stalled = newest, False
-        return GoesOn() if went_on else None
+        return went_on
+
+    @property
+    def stands(self) -> GoesOn | None:
+        """What it would be to go on now; None where the training does not stand still."""
+        if self._last is None or not self._is_stalled:
+            return None
+        return GoesOn(self._last.phase, time.time() - self._last.at)
 
     def _examine(self, phase: str, silent_s: float) -> None:
         from tasks.diagnosis.run_doctor import examine_run

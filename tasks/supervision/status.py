@@ -6,6 +6,7 @@ few small files and the end of `metrics.jsonl`, whatever the run's length.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,6 +22,7 @@ from tasks.evaluation.best import BestCheckpoint, is_due, standing
 from tasks.runs import ledger, metrics, phases, record
 from tasks.runs.checkpoints import CheckpointListing
 from tasks.runs.folder import RunFolder, list_runs
+from tasks.runs.goodput import Goodput, goodput_of
 from tasks.runs.jobs import agent_is_alive, job_in
 from tasks.runs.ledger import LedgerEntry
 from tasks.runs.phases import Phase
@@ -124,6 +126,11 @@ class RunStatus:
     def loss(self) -> float | None:
         value = self.row.get("train/loss")
         return float(value) if isinstance(value, int | float) else None
+
+    @property
+    def goodput(self) -> Goodput | None:
+        """Where the training's time went until now; None before its ranks began."""
+        return goodput_of(self.run, self.record, time.time() if self.agent_is_alive else None)
 
     @property
     def replaced(self) -> int:

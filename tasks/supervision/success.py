@@ -67,11 +67,43 @@ KNOWN_ENDS: tuple[tuple[str, str, str], ...] = (
         "cuda.oom",
         f"lower {LEVERS}, or use precision bf16; {RESUME}",
     ),
+    (
+        r"uncorrectable ECC error|GPU (?:has )?fallen off the bus|CUDA error: unspecified launch failure"
+        r"|CUDA error: unknown error",
+        "gpu.failed",
+        f"look at dmesg (Xid) and nvidia-smi -q, and leave this GPU out where it comes again; {RESUME}",
+    ),
+    (
+        r"(?m)^OSError: \[Errno (?:5|107|110|116|121)\]",
+        "disk.failed",
+        f"look at the mount of the file that the log names (dmesg, df); {RESUME}",
+    ),
+    (
+        r"Watchdog caught collective operation timeout|NCCL error|ncclRemoteError|ncclSystemError",
+        "collective.failed",
+        f"look at the network between the ranks (NCCL_DEBUG=WARN); {RESUME}",
+    ),
 )
 """The known causes of a training's death: the pattern of what it prints, the code and the remedy."""
-QUOTED = ("run.no_batches", "worker.crashed", "sample.poison")
+QUOTED = (
+    "run.no_batches",
+    "worker.crashed",
+    "sample.poison",
+    "gpu.failed",
+    "disk.failed",
+    "collective.failed",
+)
 """Causes that the last line of the log describes best."""
 OF_ALL_RANKS = ("run.no_batches", "loss.nonfinite")
+FROM_OUTSIDE = frozenset(
+    (
+        *("process.gone", "worker.killed", "memory.exceeded", "collective.desync", "collective.failed"),
+        *("gpu.failed", "disk.failed"),
+    )
+)
+"""Causes that lie outside of the model, the data and the config, and may not come again."""
+BY_A_PERSON = ("SIGINT", "SIGTERM", "SIGQUIT", "SIGHUP")
+"""Signals by which a person ends a process. A rank ignores the SIGTERM of a job's end."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +178,11 @@ class RunVerdict:
     reason: str
     findings: Sequence[Finding] = ()
 
+    @property
+    def may_pass(self) -> bool:
+        """Whether all that ended a failed training came from outside, so that another try may go well."""
+        return self.state == "failed" and bool(self.findings) and all(map(_is_from_outside, self.findings))
+
 
 def causes_of(ends: Sequence[RankEnd], first_failed: int | None) -> Sequence[RankEnd]:
     """Return the ranks that brought the end about, at least one; the others ended because of them.
@@ -203,7 +240,10 @@ def judge_end(ended: TrainingEnd) -> RunVerdict:
     lack = None if causes else _lack(ended, complete)
     if lack is not None:
         causes = [_unknown(ended, lack)]
-    return RunVerdict("failed", _in_words(causes), causes) if causes else RunVerdict("succeeded", "")
+    if not causes:
+        return RunVerdict("succeeded", "")
+    tried = f"; it was started again {counted(ended.restarts, 'time')} before" if ended.restarts else ""
+    return RunVerdict("failed", f"{_in_words(causes)}{tried}", causes)
 
 
 def exit_of(ended: TrainingEnd, verdict: RunVerdict, started_at: float, ended_at: float) -> dict[str, object]:
@@ -224,6 +264,10 @@ def exit_of(ended: TrainingEnd, verdict: RunVerdict, started_at: float, ended_at
         "started": started_at,
         "ended": ended_at,
     }
+
+
+def _is_from_outside(cause: Finding) -> bool:
+    return cause.code in FROM_OUTSIDE and cause.evidence.get("signal") not in BY_A_PERSON
 
 
 def _lack(ended: TrainingEnd, complete: bool) -> str | None:
@@ -338,6 +382,9 @@ def _one_in_words(cause: Finding) -> str:
         "disk.too_small": f"the disk was full {step}",
         "memory.exceeded": f"memory ran out {step}{by_kernel}",
         "cuda.oom": f"the GPU's memory ran out {step}",
+        "gpu.failed": f"the GPU failed {step}",
+        "disk.failed": f"a file system failed {step}",
+        "collective.failed": f"an exchange between the ranks failed {step}",
         "process.gone": f"the training process was killed by {facts.get('signal')} {step}",
     }
     sentence = words.get(cause.code) or str(facts["what"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tasks.core.engines.slurm_queue import command_on, other_nodes
 from tasks.core.errors import TarmacError
@@ -47,13 +47,21 @@ END_S = 10.0
 class RunningRanks:
     """The running ranks of one training."""
 
-    def __init__(self, here: NodeRanks, others: Sequence[OtherNode], meeting: Meeting) -> None:
+    def __init__(
+        self,
+        here: NodeRanks,
+        others: Sequence[OtherNode],
+        meeting: Meeting,
+        before_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`before_end` is called before living ranks are ended because of another."""
         self._here = here
         self._nodes: Sequence[NodeRanks | OtherNode] = (here, *others)
         self._meeting = meeting
         self._ended: set[int] = set()
         self._stopped_since: dict[int, float] = {}
         self._deadline: float | None = None
+        self._before_end = before_end
 
     @property
     def identities(self) -> list[Identity]:
@@ -117,6 +125,7 @@ class RunningRanks:
                 self._stopped_since.pop(rank, None)
         is_late = self._deadline is not None and now > self._deadline
         if alive and (is_late or any(map(self._is_held, alive))):
+            self._before_end()
             self.end()
 
     def _is_held(self, rank: int) -> bool:
@@ -126,19 +135,26 @@ class RunningRanks:
 
 
 def start_training(
-    run: RunFolder, number: int, config: Config, agent: Identity, held: Sequence[int] = ()
+    run: RunFolder,
+    number: int,
+    config: Config,
+    agent: Identity,
+    held: Sequence[int] = (),
+    before_end: Callable[[], None] = lambda: None,
 ) -> RunningRanks:
     """Start the training of attempt `number`, on all nodes that the config asks for.
 
     Its ranks inherit the descriptors `held`, and end when `agent` does not hold the run's lease any more.
-    TarmacError where a further node does not start its part.
+    `before_end` is called before living ranks are ended because of another. TarmacError where a further node
+    does not start its part.
     """
     assert config.train is not None
     engine, meeting = config.engine.train, Meeting(run.meeting(number))
     is_external = options_type(config.train.recipe).is_external
     each, count = (1, 1) if is_external else (engine.per_node, engine.processes)
     if count == 1:
-        return RunningRanks(start_ranks(run, number, config, agent, Rendezvous(range(1), 1, 0)), (), meeting)
+        alone = start_ranks(run, number, config, agent, Rendezvous(range(1), 1, 0), held)
+        return RunningRanks(alone, (), meeting)
     meeting.prepare()
     others = _others(run, number, config) if count > each else []
     try:
@@ -153,7 +169,7 @@ def start_training(
         for node in others:
             node.kill()
         raise
-    return RunningRanks(here, others, meeting)
+    return RunningRanks(here, others, meeting, before_end)
 
 
 def _others(run: RunFolder, number: int, config: Config) -> list[OtherNode]:

@@ -104,6 +104,7 @@ def train(
             saving = (is_over or is_due(step, options)) and step > saved
             if meter.steps and (saving or step == 1 or step % options.log_every == 0):
                 values, outcomes = {**rates, **meter.values(ranks), **device.memory()}, meter.outcomes(step)
+                phases.data_wait_s += values["train/data_wait"] * values["train/step_s"] * meter.steps
                 if config.loader.on_bad == "replace":
                     values["data/replaced"] = int(ranks.sum(torch.tensor(replaced.count)))
                 for number, scale in outcomes.skipped.items():

@@ -24,7 +24,7 @@ def test_a_change_is_said_at_once_and_the_rest_once_a_second(
     writer.set("start", 0)
     writer.set("step", 1, [11, 12])
     first = phases.read_phase(run.phase())
-    assert first == phases.Phase("step", 1, 1000.0, 1000.0, os.getpid(), [11, 12])
+    assert first == phases.Phase("step", 1, 1000.0, 1000.0, os.getpid(), [11, 12], {"start": 0.0}, 0.0, 1)
     now = 1000.9
     writer.set("step", 2)
     assert phases.read_phase(run.phase()) == first
@@ -32,6 +32,7 @@ def test_a_change_is_said_at_once_and_the_rest_once_a_second(
     writer.set("step", 3)
     later = phases.read_phase(run.phase())
     assert later is not None and (later.step, later.since, later.at) == (3, 1000.0, 1001.0)
+    assert later.spent == {"start": 0.0, "step": 1.0}, "whatever was not written counts too"
     assert [path.name for path in run.phase().parent.iterdir()] == ["rank_0.json"]
 
 

@@ -35,10 +35,12 @@ from tasks.runs.plan import plan
 from tasks.supervision import (
     agent,
     allocation,
+    attendance,
     evaluation_jobs,
     evaluations,
     node_ranks,
     other_node,
+    restarts,
     standstill,
     trainer,
     tuning,
@@ -74,6 +76,7 @@ def make_config(tmp_path: Path, **blocks: Any) -> Config:
         "steps": 40,
         "lr": 1e-3,
         "checkpoint_every": 10,
+        "on_crash": "stop",
     }
     values = {
         "name": "fake",
@@ -129,6 +132,7 @@ def train(folder: str) -> int:
     found = checkpoints.newest_sound(run)
     step = 0 if found is None else found.step
     state = b"seed" if found is None else (found.path / "model.safetensors").read_bytes()
+    phase.set("first_batch", step)
     while step < config.train.steps:
         time.sleep(behaviour["step_s"])
         step += 1
@@ -261,8 +265,11 @@ def agent_main(folder: str, aside_s: str | None = None, predecessor: str | None 
     evaluation_jobs.JOB = "tests.supervision.fakes:evaluation_job"
     evaluations.TRIES = behaviour_of(RunFolder(Path(folder))).get("tries", evaluations.TRIES)
     evaluations.RETRY_S = behaviour_of(RunFolder(Path(folder))).get("retry_s", 0.0)
-    agent.STOP_GRACE_S = behaviour_of(RunFolder(Path(folder))).get("stop_grace_s", agent.STOP_GRACE_S)
-    agent.RESTARTS = behaviour_of(RunFolder(Path(folder))).get("restarts", agent.RESTARTS)
+    attendance.STOP_GRACE_S = behaviour_of(RunFolder(Path(folder))).get(
+        "stop_grace_s", attendance.STOP_GRACE_S
+    )
+    restarts.RESTARTS = behaviour_of(RunFolder(Path(folder))).get("restarts", restarts.RESTARTS)
+    restarts.PAUSES_S = behaviour_of(RunFolder(Path(folder))).get("pauses_s", (0.0, 0.0, 0.0))
     least_s = behaviour_of(RunFolder(Path(folder))).get("silence_s")
     if least_s is not None:
         standstill.LEAST_S = {"step": least_s}

@@ -205,6 +205,12 @@ class Train(Block):
     on_stall: Literal["report", "restart", "stop"] = "report"
     """What the agent does with a stalled training after it has examined it: only report it; restart it from
     its newest checkpoint, at most three times; or stop it."""
+    on_crash: Literal["restart", "stop"] = "restart"
+    """What becomes of a training that something outside of it ended: a signal, such as the kernel's when
+    memory is short, a killed loader worker, a rank that does not answer, a disk or GPU that failed. It is
+    started again from its newest checkpoint, after pauses that grow and at most three times without a new
+    checkpoint; so is an agent that was killed. An error of the model, the data or the config is never
+    repeated."""
 
     def require_even(self, ranks: int) -> None:
         """Raise ValueError if a batch cannot be divided evenly among `ranks`, or if `micro_batch` is not
