@@ -59,10 +59,13 @@ COMMANDS = {
         "flows.commands.datasets:reinforce",
     ),
     "Runs": (
-        "flows.commands.runs:status",
+        "flows.commands.status:status",
+        "flows.commands.runs:logs",
         "flows.commands.runs:cancel",
+        "flows.commands.runs:resume",
         "flows.commands.runs:gather",
         "flows.commands.runs:report",
+        "flows.commands.runs:forget",
         "flows.commands.weights:export",
     ),
     "Diagnosis": (

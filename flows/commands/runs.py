@@ -1,149 +1,23 @@
-"""The commands on existing runs: `status`, `cancel`, `gather` and `report`."""
+"""The commands on one run that is there: `logs`, `cancel`, `resume`, `gather`, `report` and `forget`."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from flows.commands.arguments import AsJson, RunName, RunsFolder
 from flows.commands.output import print_result, say
+from flows.commands.status import RUNS
 from tasks.core import screen
 from tasks.core.errors import TarmacError, UsageError
-from tasks.core.units import counted, duration, shorten
+from tasks.core.units import counted, duration, near, size
 
 if TYPE_CHECKING:
-    from tasks.supervision.status import EvaluationStatus, RunStatus
+    from tasks.supervision.status import RunStatus
     from tasks.supervision.stopping import Stopped
-
-SHOWN = 5
-"""At most this many waiting evaluations are listed for a run."""
-RESUME = "start it again, it resumes: "
-RUNS = Path("runs")
-"""The folder of runs unless another one is given; before the first run it does not exist."""
-
-
-def status(*, runs: RunsFolder = RUNS, as_json: AsJson = False) -> int:
-    """List all runs: those that need you, those at work, and the rest.
-
-    The exit code is always 0, because listing is not judging.
-
-    For example:
-      tarmac status
-      tarmac status --runs /scratch/ada/runs --json
-    """
-    from tasks.runs.folder import list_runs
-
-    if runs.is_file() or (not runs.exists() and runs != RUNS):
-        raise UsageError(f"--runs: there is no folder {runs}")
-    if not list_runs(runs):  # then nothing needs the import of what reads a run
-        return print_result(runs=[], unreadable={}) if as_json else say(f"no runs in {runs}")
-    from tasks.supervision.status import list_status
-
-    found, unreadable = list_status(runs)
-    if as_json:
-        return print_result(runs=[_row(one) for one in found], unreadable=dict(unreadable))
-    needing = [one for one in found if one.is_abandoned or one.state in ("failed", "stalled") or _lost(one)]
-    working = [one for one in found if one not in needing and one.agent_is_alive]
-    resting = [one for one in found if one not in needing and one not in working]
-    sections = {
-        "NEEDS YOU": [
-            *(line for one in needing for line in _need_lines(one)),
-            *(f"✗ {name}  {why}" for name, why in unreadable.items()),
-        ],
-        "RUNNING": [line for one in working for line in _state_lines(one)],
-        "RESTING": [line for one in resting for line in _state_lines(one)],
-    }
-    lines = [line for title, section in sections.items() if section for line in (title, *section)]
-    return say("\n".join(lines))
-
-
-def _state_lines(one: RunStatus) -> Iterator[str]:
-    loss = "" if one.loss is None else f"  loss {one.loss:.3f}"
-    done = f"  {one.evaluations_done} of {len(one.evaluations)} evaluations" if one.evaluations else ""
-    mark = "✓" if one.is_complete else " "
-    replaced = f"  {counted(one.replaced, 'replacement')} of bad samples" if one.replaced else ""
-    stopped = f", evaluations cancelled: {one.stopped}" if one.stopped is not None else ""
-    best = "" if one.best is None else f"  best {one.best}"
-    standing = f"{one.step:,}/{one.steps:,}{loss}{done}{best}{replaced}"
-    yield f"{mark} {one.run.name}  {one.state}{stopped}  {standing}"
-    if one.reason and (one.state in ("queued", "running") or one.agent_is_alive):
-        yield f"    {one.reason}"
-    for waiting in one.evaluations_waiting[:SHOWN]:
-        yield f"    step {waiting.step:,} {waiting.task}: {waiting.waiting}"
-    if (further := len(one.evaluations_waiting) - SHOWN) > 0:
-        yield f"    {counted(further, 'further evaluation')} {'waits' if further == 1 else 'wait'}"
-    for finding in one.doubts:
-        yield f"  {finding.line}"
-    if one.doubts:
-        yield f"    what to do about it: tarmac doctor --run {one.run.handle}"
-    if one.silent_s and one.phase is not None:
-        silent = f"it has logged nothing for {duration(one.silent_s)}, in phase {one.phase.phase}"
-        yield f"  ! {silent}; log {one.log}"
-
-
-def _need_lines(one: RunStatus) -> Iterator[str]:
-    from tasks.runs.plan import command_to_resume
-
-    if one.is_abandoned:
-        yield (
-            f"✗ {one.run.name}  was {one.state}, but its agent is gone at step {one.step:,} of {one.steps:,}"
-        )
-        yield f"    {RESUME}{command_to_resume(one.run)}"
-    elif one.state == "stalled":
-        yield f"✗ {one.run.name}  {shorten(one.reason)}"
-        yield f"    tarmac doctor --run {one.run.handle} | tarmac cancel {one.run.handle}"
-    elif one.state == "failed":
-        yield f"✗ {one.run.name}  failed at step {one.step:,} of {one.steps:,}: {shorten(one.reason)}"
-        yield f"    log {one.log}"
-        yield f"    once that is mended, it resumes: {command_to_resume(one.run)}"
-    for missing in _lost(one):
-        yield f"✗ {one.run.name}  evaluation without a result: {shorten(str(missing))}"
-        yield f"    tarmac evaluate {one.run.handle} --step {missing.step} --task {missing.task}"
-
-
-def _lost(one: RunStatus) -> list[EvaluationStatus]:
-    """Return the evaluations without a result that had their chance: their tries are used up, or the training
-    succeeded. An evaluation that a person cancelled with its run does not count."""
-    by_person = one.state == "cancelled" and one.signal is None
-    return [
-        missing
-        for missing in one.evaluations_missing
-        if missing.state in ("failed", "lost")
-        or (not by_person and one.stopped is None and (missing.entry is not None or one.state == "succeeded"))
-    ]
-
-
-def _row(one: RunStatus) -> dict[str, Any]:
-    from tasks.runs.plan import command_to_resume
-
-    gone = f"its agent is gone; {RESUME}{command_to_resume(one.run)}" if one.is_abandoned else None
-    return {
-        "run": one.run.name,
-        "id": one.run.id,
-        "state": "failed" if one.is_abandoned else one.state,
-        "reason": gone or one.reason,
-        "evaluations_cancelled": one.stopped,
-        "step": one.step,
-        "steps": one.steps,
-        "loss": one.loss,
-        "best": None if one.best is None else asdict(one.best),
-        "replaced": one.replaced,
-        "phase": one.phase.phase if one.phase is not None else None,
-        "silent_s": round(one.silent_s, 1),
-        "doubts": [finding.code for finding in one.doubts],
-        "evaluations": len(one.evaluations),
-        "evaluations_done": one.evaluations_done,
-        "evaluations_waiting": [
-            {"step": waiting.step, "task": waiting.task, "reason": waiting.waiting}
-            for waiting in one.evaluations_waiting
-        ],
-        "agent_is_alive": one.agent_is_alive,
-    }
 
 
 def cancel(run: RunName, /, *, runs: RunsFolder = RUNS, as_json: AsJson = False) -> int:
@@ -214,6 +88,106 @@ def _cancel_lines(after: RunStatus, stopped: Stopped) -> Iterator[str]:
         yield f"  again  {command_to_resume(after.run)}"
 
 
+def logs(
+    run: RunName,
+    /,
+    *,
+    follow: Annotated[
+        bool, Parameter(("--follow", "-f"), help="Go on with what is printed, until the run is over.")
+    ] = False,
+    rank: Annotated[int | None, Parameter(help="The log of this rank.")] = None,
+    evaluation: Annotated[
+        str | None, Parameter(metavar="STEP/TASK", help="The log of an evaluation, as in 400/zero_shot.")
+    ] = None,
+    lines: Annotated[
+        int, Parameter(("--lines", "-n"), help="How many of the last lines (default: 100).")
+    ] = 100,
+    runs: RunsFolder = RUNS,
+    as_json: AsJson = False,
+) -> int:
+    """Print the last lines of a run's newest log, and follow it.
+
+    Unless an option says otherwise, it is the log that explains most: that
+    of the rank with which the end began, or of the first rank. With
+    --follow, it goes on over restarts and new attempts.
+
+    For example:
+      tarmac logs 2e94 -f
+      tarmac logs 2e94 --evaluation 400/zero_shot
+    """
+    from tasks.runs.folder import find
+    from tasks.supervision import logs as log_files
+    from tasks.supervision.status import look_at_run
+
+    if follow and as_json:
+        raise UsageError("--follow, --json: choose one; with --json the last lines are one object")
+    if rank is not None and evaluation is not None:
+        raise UsageError("--rank, --evaluation: choose one")
+    folder = find(runs, run)
+    asked = None if evaluation is None else _step_and_task(evaluation)
+    log = log_files.log_of(folder, rank, asked)
+    found = log_files.last_lines(log, max(lines, 0))
+    if as_json:
+        return print_result(run=folder.name, log=str(log), lines=found)
+    sys.stderr.write(f"==> {near(log)}\n")
+    if found:
+        say("\n".join(found))
+    if not follow:
+        return 0
+
+    def is_over() -> bool:
+        status = look_at_run(folder)
+        return not status.agent_is_alive
+
+    try:
+        for part in log_files.follow_log(lambda: log_files.log_of(folder, rank, asked), is_over, log):
+            if part.begins:
+                sys.stderr.write(f"==> {near(part.path)}\n")
+            sys.stdout.write(part.content.decode("utf-8", "replace"))
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        return 0
+    status = look_at_run(folder)
+    sys.stderr.write(f"==> {folder.name} is {status.state}{f': {status.reason}' if status.reason else ''}\n")
+    return 0
+
+
+def _step_and_task(evaluation: str) -> tuple[int, str]:
+    step, _, task = evaluation.partition("/")
+    if not step.isdecimal() or not task:
+        raise UsageError(f"--evaluation: {evaluation!r} is no STEP/TASK, such as 400/zero_shot")
+    return int(step), task
+
+
+def resume(run: RunName, /, *, runs: RunsFolder = RUNS, as_json: AsJson = False) -> int:
+    """Go on with a run, from any folder and without its config file.
+
+    It follows the run's own config, on the data that the run began with, and
+    reports what has changed since: code, packages, data.
+
+    For example:
+      tarmac resume 2e94
+    """
+    from flows.commands.training import train
+    from tasks.runs import provenance
+    from tasks.runs.folder import find
+    from tasks.runs.plan import changes_to_resume
+    from tasks.supervision.status import look_at_run
+
+    folder = find(runs, run)
+    status = look_at_run(folder)
+    if status.record.attempts:
+        last = status.record.attempts[-1]
+        now = (provenance.code_digest(), provenance.versions())
+        if changed := provenance.differences(last.code_digest, last.versions, *now):
+            screen.warn(f"changed since its last attempt: {', '.join(changed)}")
+    changes = changes_to_resume(folder)
+    if changes:
+        version = status.record.data[0].version
+        screen.warn(f"its data has a newer version; the run goes on with its own, {version}")
+    return train(folder.config, changes=changes, as_json=as_json)
+
+
 def gather(
     run: RunName,
     /,
@@ -275,3 +249,59 @@ def report(run: RunName, /, *, runs: RunsFolder = RUNS, as_json: AsJson = False)
 
     page = write_report(find(runs, run))
     return print_result(report=str(page)) if as_json else say(str(page))
+
+
+def forget(
+    run: RunName,
+    /,
+    *,
+    dismiss: Annotated[
+        bool, Parameter(help="Remove nothing: only take it off the list of what needs you.")
+    ] = False,
+    yes: Annotated[bool, Parameter(("--yes", "-y"), help="Remove it without asking.")] = False,
+    runs: RunsFolder = RUNS,
+    as_json: AsJson = False,
+) -> int:
+    """Remove a run with its checkpoints and results, or dismiss its failure.
+
+    A run that is at work is refused, and so is one whose checkpoint another
+    run starts from. The data that it kept from being pruned is free then.
+
+    For example:
+      tarmac forget 2e94
+      tarmac forget 2e94 --dismiss
+    """
+    from tasks.core.files import write_json
+    from tasks.runs.folder import find
+    from tasks.supervision import removal
+    from tasks.supervision.status import look_at_run
+
+    folder = find(runs, run)
+    if dismiss:
+        status = look_at_run(folder)
+        if status.agent_is_alive:
+            raise TarmacError(f"{folder.name} is at work: there is nothing to dismiss yet")
+        write_json(folder.dismissed, {"attempts": len(status.record.attempts)})
+        if as_json:
+            return print_result(run=folder.name, dismissed=True)
+        return say(f"{folder.name} needs nobody any more; its next attempt may")
+    removal.require_removable(folder)
+    found = removal.size_of(folder)
+    what = (
+        f"{counted(found.checkpoints, 'checkpoint')}, {counted(found.results, 'result')}, {size(found.bytes)}"
+    )
+    if not yes and (as_json or not _agrees(f"{folder.path}: {what}. Remove it for good?")):
+        raise TarmacError(f"{folder.name} stays ({what}); tarmac forget {folder.handle} --yes removes it")
+    removal.remove_run(folder)
+    if as_json:
+        return print_result(run=folder.name, removed=True, bytes=found.bytes)
+    return say(f"✓ removed {folder.name}: {what}")
+
+
+def _agrees(question: str) -> bool:
+    """Whether a person at a terminal answers yes; False where nobody can be asked."""
+    if not sys.stdin.isatty():
+        return False
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

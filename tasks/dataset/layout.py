@@ -1,6 +1,7 @@
 """Where a dataset, its versions and their files lie, and which version a path stands for.
 
-    DATASET/ current -> versions/9c41…    quarantine.jsonl  pins/  lengths/  lease.json  staging/ (of a build)
+    DATASET/ current -> versions/9c41…    quarantine.jsonl  pins/  lengths/  lease.json
+        staging/ and progress.json (of a build)
         versions/9c41…/ README.md  manifest.json  build.json  shards.parquet  rejects.parquet  inputs.arrow
              index/train.npy  samples/train.parquet  train/000000.tar …  train/sizes.json
 
@@ -23,6 +24,7 @@ card."""
 MARKS = (MANIFEST, SHARDS, INPUTS)
 """Files that a version has beside its splits; tars that others made have none of them."""
 CURRENT, VERSIONS, STAGING, LEASE = "current", "versions", "staging", "lease.json"
+PROGRESS = "progress.json"
 FOREIGN = "foreign.json"
 """The file of a version whose tars others wrote; it records where they lie."""
 LENGTHS = "lengths"

@@ -74,6 +74,8 @@ class RunFolder:
     workers = RunFile("workers")
     """What each loader worker is doing; `tasks.loader.worker_state` reads it."""
 
+    dismissed = RunFile("dismissed.json")
+    """After how many attempts a person has dismissed what the run needed."""
     footprint = RunFile("footprint.json")
     """What a rank takes of its GPU, and computes in a step."""
 

@@ -203,6 +203,19 @@ def take_gpu_to_evaluate(names: Sequence[str], run: str, *, is_kept: bool = Fals
     return GpusInUse(tuple(holders))
 
 
+def gpu_holders() -> dict[str, str]:
+    """Return who uses each of this machine's GPUs that Tarmac has given away, by the name of the device."""
+    folder = LOCKS / f"tarmac-{os.getuid()}" / os.environ.get("SLURM_JOB_ID", "devices")
+    found = {}
+    for path in sorted(folder.glob("gpu-*")):
+        free = _locked(path, fcntl.LOCK_EX)
+        if free is None:
+            found[path.name.removeprefix("gpu-")] = _holder(path)
+        else:
+            os.close(free)
+    return found
+
+
 def _lock_of(folder: Path, name: str) -> Path:
     return folder / f"gpu-{name.replace('/', '_')}"
 

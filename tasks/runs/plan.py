@@ -22,7 +22,6 @@ from tasks.core.quarantine_file import Quarantined, to_text
 from tasks.core.schema import Config, TaskSpec, Train, TrainEngine
 from tasks.core.schema.recipes import defaults_of
 from tasks.core.stores import absolute_location
-from tasks.core.units import near
 from tasks.runs import record
 from tasks.runs.checkpoints import list_checkpoints, newest_sound
 from tasks.runs.data import (
@@ -130,16 +129,17 @@ def _on_known_version(task: TaskSpec, known: Any) -> TaskSpec:
 
 
 def command_to_resume(run: RunFolder) -> str:
-    """Return the command that resumes the run, whichever config and changes began it.
+    """Return the command that resumes the run, from the folder where this process is."""
+    return shlex.join(["tarmac", "resume", run.handle])
 
-    It plans from the run's own config, whose paths are absolute, on the run's own version, even where a newer
-    one is current by now.
-    """
+
+def changes_to_resume(run: RunFolder) -> list[str]:
+    """Return the changes of its own config, as for `--set`, with which the run is planned again on its own
+    version, even where a newer one is current by now."""
     version = version_path(record.load_record(run).data[0])
     dataset = dataset_of(version)
     is_current = dataset is None or (dataset / "current").resolve() == version.resolve()
-    change = [] if is_current else ["--set", f"dataset.output={version}"]
-    return shlex.join(["tarmac", "train", near(run.config), *change])
+    return [] if is_current else [f"dataset.output={version}"]
 
 
 def resolve(config: Config, version: Path) -> Config:

@@ -7,22 +7,29 @@ process works on a run that is not over, the wait ends with the reason and the l
 from __future__ import annotations
 
 import logging
+import socket
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
+from tasks.core import screen
 from tasks.core.child import LAST_LINES
-from tasks.core.engines.slurm_queue import require_slurm
-from tasks.core.errors import DataError, Withdrawn
+from tasks.core.engines.slurm_queue import CANCELLED, ending, require_slurm
+from tasks.core.errors import DataError, TarmacError, Withdrawn
 from tasks.core.lock import HEARTBEAT_S, STALE_S, Held, Holder, Lease
+from tasks.core.schema import Config
 from tasks.evaluation.best import is_due
 from tasks.runs import jobs, provenance, record, stop
+from tasks.runs.checkpoints import newest_sound
 from tasks.runs.folder import RunFolder
 from tasks.runs.gpus import gpus_here
 from tasks.runs.jobs import Job, job_in
 from tasks.runs.plan import command_to_resume
+from tasks.runs.record import Attempt
 from tasks.supervision.allocation import AGENT
 from tasks.supervision.evaluation_jobs import has_requests
 from tasks.supervision.status import RunStatus, config_of, look_at_run, pause_after
@@ -33,6 +40,11 @@ ON_PROGRESS_S = 0.5
 HANDOVER_S = STALE_S + 3 * HEARTBEAT_S
 """How long an agent that is leaving, or another starter, may keep the lease; one of a host that is gone keeps
 it until it is stale."""
+REVIVER = "tasks.supervision.launch:revive_in_slurm"
+REVIVALS = 3
+"""How often an agent that was killed is started again in a row."""
+REVIVER_S = 600
+"""The time limit of the job that does that under Slurm."""
 PATIENCE_S = 5.0
 """A longer wait for the lease is logged."""
 Goal = Literal["train", "evaluate"]
@@ -87,6 +99,60 @@ def start_or_adopt(
         time.sleep(POLL_S)
 
 
+def revive(run: RunFolder) -> str:
+    """Start the agent of a run again that was killed, where `train.on_crash` allows that; returns a sentence
+    about it, empty where nothing was to be done or may be done.
+
+    Whoever looks at a run may call it, on the machine of a local agent or wherever Slurm is. It is not
+    repeated more than REVIVALS times in a row without a new checkpoint.
+    """
+    status = look_at_run(run)
+    if status.agent_is_alive or not _was_killed(status) or not _may_revive(status):
+        return ""
+    times = len(_lost_in_a_row(status))
+    try:
+        started = start_or_adopt(run, status.record.goal, by=status.record.started_by)
+    except Held:
+        return ""
+    what = "somebody else starts it again" if started.adopted else f"started again ({times} of {REVIVALS})"
+    return f"its agent was killed at step {status.step:,} of {status.steps:,}; {what}"
+
+
+def revive_in_slurm(run_folder: str) -> None:
+    """The job that Slurm starts when the agent's job has failed: it starts the agent again, if that may be.
+
+    It leaves when there is nothing to do, such as after an end that the agent itself has recorded.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
+    logger.info("%s", revive(RunFolder(Path(run_folder))) or "nothing is to be done")
+
+
+def _was_killed(status: RunStatus) -> bool:
+    """Whether the last agent ended without a word."""
+    attempts = status.record.attempts
+    return status.is_abandoned or (bool(attempts) and attempts[-1].ended is None)
+
+
+def _may_revive(status: RunStatus) -> bool:
+    train, attempts = config_of(status.run).train, status.record.attempts
+    if train is None or train.on_crash != "restart" or status.run.stop.exists():
+        return False
+    if len(_lost_in_a_row(status)) > REVIVALS:
+        return False
+    job = job_in(status.run, status.record.job)
+    if job is not None and job.slurm is not None:
+        return ending(job.slurm.id) != CANCELLED  # by a person, who wants nothing of it to go on
+    return bool(attempts) and attempts[-1].host == socket.gethostname()
+
+
+def _lost_in_a_row(status: RunStatus) -> list[Attempt]:
+    """The last attempts whose agents were killed without a new checkpoint."""
+    newest = newest_sound(status.run)
+    kept = 0.0 if newest is None else newest.path.stat().st_mtime
+    lost = takewhile(lambda one: one.outcome in (None, "lost"), reversed(status.record.attempts))
+    return [one for one in lost if one.started > kept] or status.record.attempts[-1:]
+
+
 def follow(
     run: RunFolder,
     until: Callable[[RunStatus], bool],
@@ -94,8 +160,9 @@ def follow(
 ) -> RunStatus:
     """Wait until `until` holds and return the last status.
 
-    `on_progress` gets every new status, and the last one again every ON_PROGRESS_S in between. DataError when
-    nobody works on the run any more and `until` still does not hold.
+    `on_progress` gets every new status, and the last one again every ON_PROGRESS_S in between. An agent that
+    was killed is started again, as `revive` does; DataError when nobody works on the run any more all the
+    same and `until` still does not hold.
     """
     began = time.monotonic()
     while True:
@@ -104,7 +171,9 @@ def follow(
         if until(status):
             return status
         if not status.agent_is_alive:
-            raise DataError(_gone(status))
+            if not (revived := revive(run)):
+                raise DataError(_gone(look_at_run(run)))
+            screen.warn(f"{run.name}: {revived}")
         next_look = time.monotonic() + pause_after(time.monotonic() - began, POLL_S)
         while (left_s := next_look - time.monotonic()) > ON_PROGRESS_S:
             time.sleep(ON_PROGRESS_S)
@@ -154,9 +223,11 @@ def _start(run: RunFolder, goal: Goal, by: str | None) -> Started:
     if is_done(status, goal):
         return Started(False, True, None)
     trains = goal == "train" and state.state != "succeeded"
+    asked = time.time()
     submitted = _submit(run, len(state.attempts) + 1, trains)
+    changed = {"job": submitted.to_json(run.path), "goal": goal, "started_by": by, "asked": asked}
     queued = {"state": "queued", "reason": ""} if trains else {}
-    record.save_record(run, state.having(job=submitted.to_json(run.path), goal=goal, started_by=by, **queued))
+    record.save_record(run, state.having(**changed, **queued))
     changes: list[str] = []
     if state.attempts:
         last = state.attempts[-1]
@@ -176,7 +247,8 @@ def _submit(run: RunFolder, number: int, trains: bool) -> Job:
     """Submit the agent of attempt `number`: to Slurm where the config has the training there, with all that
     the training takes if it trains. Evaluations that are Slurm jobs of their own need no job for the agent.
     UsageError where there is no Slurm."""
-    engines = config_of(run).engine
+    config = config_of(run)
+    engines = config.engine
     train, evaluate = engines.for_train(), engines.for_evaluate()
     in_slurm = train.kind == "slurm" and (trains or evaluate.kind != "slurm")
     for key, kind in (("engine.train", train.kind if in_slurm else ""), ("engine.evaluate", evaluate.kind)):
@@ -187,9 +259,11 @@ def _submit(run: RunFolder, number: int, trains: bool) -> Job:
     arguments, place, code = [str(run.path)], run.logs(number), run.code(number)
     if in_slurm:
         wanted = train if trains else engines.for_successor()[0]
-        return jobs.submit_to_slurm(
+        job = jobs.submit_to_slurm(
             AGENT, arguments, place, wanted, key="engine.train", name="agent", code=code
         )
+        _submit_reviver(run, config, job, place, code)
+        return job
     return jobs.submit(
         AGENT,
         arguments,
@@ -199,6 +273,22 @@ def _submit(run: RunFolder, number: int, trains: bool) -> Job:
         name="agent",
         code=code,
     )
+
+
+def _submit_reviver(run: RunFolder, config: Config, agent: Job, place: Path, code: Path) -> None:
+    """Have Slurm start the agent again where its job fails, as by a lack of memory; best effort."""
+    if config.train is None or config.train.on_crash != "restart":
+        return
+    after = {"dependency": f"afternotok:{agent.id}", "kill-on-invalid-dep": "yes"}
+    for engine in config.engine.for_small_job():
+        wanted = engine.model_copy(update={"time": REVIVER_S, "extra": {**(engine.extra or {}), **after}})
+        try:
+            jobs.submit_to_slurm(
+                REVIVER, [str(run.path)], place, wanted, key="engine.slurm", name="reviver", code=code
+            )
+            return
+        except TarmacError as error:
+            logger.warning("no job that would start the agent again: %s", error)
 
 
 def _is_at_work(status: RunStatus, goal: Goal, holder: Holder | None) -> bool:

@@ -124,8 +124,31 @@ class RunStatus:
 
     @property
     def loss(self) -> float | None:
-        value = self.row.get("train/loss")
+        return self.figure("train/loss")
+
+    def figure(self, name: str) -> float | None:
+        """Return a figure of the newest row of metrics; None where it has none, or none that is finite."""
+        value = self.row.get(name)
         return float(value) if isinstance(value, int | float) else None
+
+    @property
+    def is_training(self) -> bool:
+        """Whether ranks are at work and give signs of life."""
+        return self.agent_is_alive and self.state == "running" and self.row != {} and not self.silent_s
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds of training that are left at the pace of the newest row; None where that is not known."""
+        step_s = self.figure("train/step_s") if self.is_training else None
+        return None if step_s is None else max(self.steps - self.step, 0) * step_s
+
+    @property
+    def is_dismissed(self) -> bool:
+        """Whether a person has dismissed what the run needs, and nothing was done on it since."""
+        try:
+            return int(read_json(self.run.dismissed)["attempts"]) == len(self.record.attempts)
+        except (OSError, ValueError, LookupError, TypeError):
+            return False
 
     @property
     def goodput(self) -> Goodput | None:

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from flows import cli
-from flows.commands import runs as run_commands
 from flows.commands.projects import training_left
+from flows.commands.status import status as status_command
 from tasks.core.config import load_config
 from tasks.core.errors import DataError, Withdrawn
 from tasks.core.files import read_json
@@ -122,7 +122,7 @@ def test_the_best_checkpoint_follows_the_evaluations_through_a_kill_and_a_late_w
     assert look_at_run(run).is_complete and watched(40)
     assert "step_00000020" in seen, "the first result chose before the others were there"
     assert launch.start_or_adopt(run).is_up_to_date
-    run_commands.status(runs=run.path.parent)
+    status_command(runs=run.path.parent)
     assert "  best step 40 by zero_shot_top1 0.400" in capsys.readouterr().out
     wanted = make_config(
         tmp_path, evaluate={**by_accuracy, "best": {"metric": "zero_shot_top1", "mode": "min"}}
@@ -174,7 +174,7 @@ def test_a_run_whose_processes_were_all_killed_is_called_dead_and_taken_up_from_
     assert f"FIX        {newer}\n" in shown
     (tmp_path / "data" / "current").symlink_to(f"versions/{version.name}")
     command = f"tarmac train {run.config}"
-    assert run_commands.status(runs=run.path.parent) == 0
+    assert status_command(runs=run.path.parent) == 0
     assert f"    start it again, it resumes: {command}\n" in capsys.readouterr().out
     assert cli.main([*asked, "--json"]) == 1
     assert [one["command"] for one in json.loads(capsys.readouterr().out)["findings"]] == [command]

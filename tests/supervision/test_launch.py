@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.commands import runs as run_commands
+from flows.commands.status import status as status_command
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import link_atomic, read_json, write_json
 from tasks.core.lock import HEARTBEAT_S, STALE_S, Lease
@@ -190,7 +190,7 @@ def test_status_tells_a_silent_training(tmp_path: Path, capsys: pytest.CaptureFi
         assert look_at_run(run).silent_s == 0, "the clock of its machine is 10 minutes behind"
         then = run.lease.stat().st_mtime - 95
         os.utime(run.phase(), (then, then))
-        run_commands.status(runs=run.path.parent)
+        status_command(runs=run.path.parent)
         record.save_record(run, record.load_record(run).having(attempts=[attempt_of(Identity.mine())]))
         assert look_at_run(run).silent_s == 0, "that was said by the attempt before"
     printed = capsys.readouterr().out
@@ -207,10 +207,10 @@ def test_a_run_that_a_person_cancelled_needs_nobody(
     record.save_record(run, record.load_record(run).having(state="cancelled", attempts=[mine]))
     (want,) = wanted_of(run.id, config_of(run))
     ledger.append(run.ledger, LedgerEntry(want.uid, want.step, want.task, "submitted", None, 1, at=1.0))
-    run_commands.status(runs=run.path.parent)
+    status_command(runs=run.path.parent)
     assert "NEEDS YOU" not in capsys.readouterr().out
     ledger.append(run.ledger, LedgerEntry(want.uid, want.step, want.task, "lost", None, 3, at=1.0))
-    run_commands.status(runs=run.path.parent)
+    status_command(runs=run.path.parent)
     printed = capsys.readouterr().out
     assert "evaluation without a result: step 40 zero_shot: it was lost, and its job is gone" in printed
 
@@ -224,9 +224,9 @@ def test_an_evaluation_that_waits_to_be_tried_again_is_shown(
     asked = LedgerEntry(want.uid, want.step, want.task, "submitted", None, 1, at=time.time(), reason=why)
     ledger.append(run.ledger, asked)
     with Lease(run.lease):
-        run_commands.status(runs=run.path.parent)
+        status_command(runs=run.path.parent)
         assert f"    step 40 zero_shot: {why}\n" in capsys.readouterr().out
-        run_commands.status(runs=run.path.parent, as_json=True)
+        status_command(runs=run.path.parent, as_json=True)
         (row,) = json.loads(capsys.readouterr().out)["runs"]
         assert row["evaluations_waiting"] == [{"step": 40, "task": "zero_shot", "reason": why}]
 
@@ -236,7 +236,7 @@ def test_the_json_of_a_dead_run_says_that_it_failed(
 ) -> None:
     run = make_run(tmp_path)
     record.save_record(run, record.load_record(run).having(state="running"))
-    run_commands.status(runs=run.path.parent, as_json=True)
+    status_command(runs=run.path.parent, as_json=True)
     (row,) = json.loads(capsys.readouterr().out)["runs"]
     assert (row["state"], row["agent_is_alive"]) == ("failed", False)
     assert row["reason"].startswith("its agent is gone")
@@ -288,8 +288,8 @@ def test_status_of_a_folder_that_is_not_there_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run_commands.status(runs=Path("runs")) == 0
+    assert status_command(runs=Path("runs")) == 0
     for name in ("rums", "file"):
         (tmp_path / "file").touch()
         with pytest.raises(UsageError, match="--runs: there is no folder"):
-            run_commands.status(runs=Path(name))
+            status_command(runs=Path(name))

@@ -108,7 +108,7 @@ def test_evaluations_share_a_gpu_and_a_training_waits_for_those_that_run_alone(
 
 @pytest.mark.proof
 def test_a_second_run_waits_for_the_gpu_and_names_who_has_it(tmp_path: Path, gpu: str) -> None:
-    first = make_run(tmp_path / "first", {"step_s": 0.1})
+    first = make_run(tmp_path / "first", {"step_s": 0.5})
     second = make_run(tmp_path / "second")
     launch.start_or_adopt(first)
     wait_for(lambda: rows(first) >= 1)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from flows.commands import runs as run_commands
+from flows.commands.status import status as status_command
 from tasks.core.engines import slurm_queue
 from tasks.core.errors import TarmacError
 from tasks.runs import ledger, record
@@ -330,7 +330,7 @@ def test_a_training_and_its_evaluations_finish_on_one_node_that_each_needs_whole
     assert not run.evaluation(40, "zero_shot").exists()
 
     def shown() -> str:
-        run_commands.status(runs=run.path.parent)
+        status_command(runs=run.path.parent)
         return str(capsys.readouterr().out)
 
     until(

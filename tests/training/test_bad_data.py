@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flows.commands import runs as run_commands
+from flows.commands.status import status as status_command
 from tasks.core.errors import DataError
 from tasks.core.files import read_lines
 from tasks.dataset import quarantine, versions
@@ -191,7 +191,7 @@ def test_status_and_report_tell_of_replaced_samples(
     version = versions.resolve(dataset)
     run = make_run(dataset, tmp_path, *IN_ORDER, REPLACE)
     train_here(run)
-    assert run_commands.status(runs=run.path.parent) == 0
+    assert status_command(runs=run.path.parent) == 0
     assert "  1 replacement of bad samples\n" in capsys.readouterr().out
     write_report(run)
     page = run.report.read_text()

@@ -215,6 +215,12 @@ class Engines(Block):
         train = self.for_train()
         if self.evaluate.kind != "slurm":
             return [_for_one_gpu(train)]
+        return list(self.for_small_job())
+
+    def for_small_job(self) -> list[EvaluateEngine]:
+        """Return the settings to try, in order, for a job of one core without a GPU: first in the default
+        partition and then in the training's."""
+        train = self.for_train()
         extra = {name: value for name, value in (self.slurm.extra or {}).items() if name not in LARGE}
         wanted = {
             "kind": "slurm",

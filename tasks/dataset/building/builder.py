@@ -48,6 +48,7 @@ from tasks.dataset.building.staging import (
     sweep,
     write_rules,
 )
+from tasks.dataset.building.under_way import ProgressFile
 from tasks.dataset.layout import INPUTS, LEASE, REJECTS, STAGING
 from tasks.dataset.manifest import Manifest, read_manifest, version_name
 from tasks.dataset.rejects import ACCEPTED
@@ -83,6 +84,7 @@ def build(
     give_memory_back()
     try:
         output = config.dataset.output
+        progress = kept = ProgressFile(output, progress)
         listing = SourceListing(config, output / STAGING, progress)  # reports a wrong config before any write
         if config.dataset.mirror is not None:
             from tasks.dataset import mirror  # not above, or workers would wait for this import as well
@@ -91,7 +93,7 @@ def build(
         with (
             closing(listing),
             disk_full_as_error(output),
-            _leased(output, waits, progress) as (lease, has_waited),
+            _leased(output, waits, kept) as (lease, has_waited),
         ):
             work = _Build(config, listing, output / STAGING, progress, lease, rehash, accept_loss, started)
             return work.run(None if has_waited else survey)
@@ -101,7 +103,7 @@ def build(
 
 
 @contextmanager
-def _leased(output: Path, waits: bool, progress: Progress) -> Iterator[tuple[Lease, bool]]:
+def _leased(output: Path, waits: bool, progress: ProgressFile) -> Iterator[tuple[Lease, bool]]:
     """Hold the dataset while the block runs. Yields the lease, and whether somebody else held it before."""
     lease = Lease(output / LEASE)
     has_waited = False
@@ -121,9 +123,11 @@ def _leased(output: Path, waits: bool, progress: Progress) -> Iterator[tuple[Lea
             raise
         reason = error.strerror or error
         raise UsageError(f"dataset.output: {output} cannot be written ({reason}); choose another") from None
+    progress.begin()
     try:
         yield lease, has_waited
     finally:
+        progress.end()
         lease.release()
 
 

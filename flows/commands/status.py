@@ -1,0 +1,297 @@
+"""The command `status`: all runs, datasets and GPUs at a glance, once or until Ctrl-C.
+
+Whoever looks also starts an agent again that was killed, where its run allows that.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from flows.commands.arguments import AsJson, RunsFolder
+from flows.commands.output import print_result, say
+from tasks.core.errors import TarmacError, UsageError
+from tasks.core.units import counted, duration, number, percent, shorten, size
+
+if TYPE_CHECKING:
+    from tasks.supervision.overview import DatasetOverview
+    from tasks.supervision.status import EvaluationStatus, RunStatus
+
+SHOWN = 5
+"""At most this many waiting evaluations are listed for a run."""
+RESUME = "start it again, it resumes: "
+RUNS = Path("runs")
+"""The folder of runs unless another one is given; before the first run it does not exist."""
+EVERY_S = 2.0
+CLEAR = "\x1b[H\x1b[2J\x1b[3J"
+"""What a terminal clears its screen and what it has scrolled away by."""
+
+
+def status(
+    *,
+    watch: Annotated[bool, Parameter(help="Show it anew every two seconds, until Ctrl-C.")] = False,
+    runs: RunsFolder = RUNS,
+    as_json: AsJson = False,
+) -> int:
+    """List all runs: those that need you, those at work, and the rest; datasets, builds and GPUs.
+
+    A run whose agent was killed is started again, unless train.on_crash
+    forbids it. The exit code is always 0, because listing is not judging.
+
+    For example:
+      tarmac status
+      tarmac status --watch
+      tarmac status --runs /scratch/ada/runs --json
+    """
+    if runs.is_file() or (not runs.exists() and runs != RUNS):
+        raise UsageError(f"--runs: there is no folder {runs}")
+    if not watch:
+        return _show(runs, as_json)
+    shown = ""
+    try:
+        while True:
+            seen = _Overview.look(runs)
+            if as_json:
+                print_result(**seen.to_json())
+            elif sys.stdout.isatty():
+                say(f"{CLEAR}{seen}")
+            elif str(seen) != shown:
+                shown = str(seen)
+                say(shown)
+            sys.stdout.flush()
+            time.sleep(EVERY_S)
+    except KeyboardInterrupt:
+        return 0
+
+
+def _show(runs: Path, as_json: bool) -> int:
+    seen = _Overview.look(runs)
+    return print_result(**seen.to_json()) if as_json else say(str(seen))
+
+
+@dataclass(frozen=True)
+class _Overview:
+    """One look at everything; `revived` says by run what was done about an agent that was killed."""
+
+    folder: Path
+    runs: Sequence[RunStatus]
+    unreadable: dict[str, str]
+    revived: dict[str, str]
+    datasets: Sequence[DatasetOverview]
+    gpus: dict[str, str]
+
+    @classmethod
+    def look(cls, runs: Path) -> _Overview:
+        from tasks.runs.folder import list_runs
+        from tasks.runs.gpus import gpu_holders
+        from tasks.supervision.overview import list_datasets
+
+        if not list_runs(runs):  # then nothing needs the import of what reads a run
+            return cls(runs, (), {}, {}, list_datasets(runs, ()), {})
+        from tasks.supervision.status import list_status
+
+        revived = _revive(runs)
+        found, unreadable = list_status(runs)
+        datasets = list_datasets(runs, [one.record for one in found])
+        return cls(runs, found, dict(unreadable), revived, datasets, gpu_holders())
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "runs": [_row(one, self.revived.get(one.run.name)) for one in self.runs],
+            "unreadable": self.unreadable,
+            "datasets": [one.to_json() for one in self.datasets],
+            "gpus": self.gpus,
+        }
+
+    def __str__(self) -> str:
+        needing = [one for one in self.runs if _needs_you(one)]
+        working = [one for one in self.runs if one not in needing and one.agent_is_alive]
+        resting = [one for one in self.runs if one not in needing and one not in working]
+        sections = {
+            "NEEDS YOU": [
+                *(line for one in needing for line in _need_lines(one)),
+                *(f"✗ {name}  {why}" for name, why in self.unreadable.items()),
+            ],
+            "RUNNING": [line for one in working for line in self._working_lines(one)],
+            "RESTING": [line for one in resting for line in _state_lines(one)],
+            "DATASETS": [line for one in self.datasets for line in _dataset_lines(one)],
+            "GPUS": [f"  {name}  {holder}" for name, holder in self.gpus.items()],
+        }
+        lines = [] if self.runs or self.unreadable else [f"no runs in {self.folder}"]
+        lines += [line for title, section in sections.items() if section for line in (title, *section)]
+        return "\n".join(lines)
+
+    def _working_lines(self, one: RunStatus) -> Iterator[str]:
+        yield from _state_lines(one)
+        if revived := self.revived.get(one.run.name):
+            yield f"  ! {revived}"
+
+
+def _revive(runs: Path) -> dict[str, str]:
+    """Start agents again that were killed; returns a sentence for each run about which something was done."""
+    from tasks.runs.folder import list_runs
+    from tasks.supervision.launch import revive
+
+    done = {}
+    for run in list_runs(runs):
+        try:
+            if sentence := revive(run):
+                done[run.name] = sentence
+        except (TarmacError, OSError, LookupError, TypeError, ValueError):
+            continue  # the list shows why the run cannot be read, or that its agent is gone
+    return done
+
+
+def _needs_you(one: RunStatus) -> bool:
+    if one.is_dismissed:
+        return False
+    return one.is_abandoned or one.state in ("failed", "stalled") or bool(_lost(one))
+
+
+def _state_lines(one: RunStatus) -> Iterator[str]:
+    mark = "✓" if one.is_complete else " "
+    replaced = f"{counted(one.replaced, 'replacement')} of bad samples" if one.replaced else ""
+    stopped = f", evaluations cancelled: {one.stopped}" if one.stopped is not None else ""
+    dismissed = ", dismissed" if one.is_dismissed else ""
+    facts = [
+        f"{one.step:,}/{one.steps:,}",
+        "" if one.loss is None else f"loss {one.loss:.3f}",
+        *_pace(one),
+        _evaluations(one),
+        "" if one.best is None else f"best {one.best}",
+        replaced,
+    ]
+    yield f"{mark} {one.run.name}  {one.state}{stopped}{dismissed}  {'  '.join(filter(None, facts))}"
+    if one.reason and (one.state in ("queued", "running") or one.agent_is_alive):
+        yield f"    {one.reason}"
+    for waiting in one.evaluations_waiting[:SHOWN]:
+        yield f"    step {waiting.step:,} {waiting.task}: {waiting.waiting}"
+    if (further := len(one.evaluations_waiting) - SHOWN) > 0:
+        yield f"    {counted(further, 'further evaluation')} {'waits' if further == 1 else 'wait'}"
+    for finding in one.doubts:
+        yield f"  {finding.line}"
+    if one.doubts:
+        yield f"    what to do about it: tarmac doctor --run {one.run.handle}"
+    if one.silent_s and one.phase is not None:
+        silent = f"it has logged nothing for {duration(one.silent_s)}, in phase {one.phase.phase}"
+        yield f"  ! {silent}; log {one.log}"
+
+
+def _pace(one: RunStatus) -> Iterator[str]:
+    """Yield how fast a training goes, what it waits for, when it ends, and its goodput."""
+    if one.is_training and (step_s := one.figure("train/step_s")) is not None:
+        yield f"{number(step_s)} s/step"
+        if (data := one.figure("train/data_wait")) is not None:
+            yield f"data {percent(data, 0)}"
+    if (left_s := one.left_s) is not None:
+        yield f"{duration(left_s)} left"
+    if (goodput := one.goodput) is not None:
+        yield f"goodput {percent(goodput.share(), 0)}"
+
+
+def _evaluations(one: RunStatus) -> str:
+    """Return the number of evaluations that are done, and of those in another state than that or pending."""
+    if not one.evaluations:
+        return ""
+    counts = Counter(each.state for each in one.evaluations if not each.is_done)
+    others = [
+        f"{counts[state]} {state}" for state in ("running", "submitted", "failed", "lost") if counts[state]
+    ]
+    return ", ".join([f"{one.evaluations_done} of {len(one.evaluations)} evaluations", *others])
+
+
+def _need_lines(one: RunStatus) -> Iterator[str]:
+    from tasks.runs.plan import command_to_resume
+
+    if one.is_abandoned:
+        yield (
+            f"✗ {one.run.name}  was {one.state}, but its agent is gone at step {one.step:,} of {one.steps:,}"
+        )
+        yield f"    {RESUME}{command_to_resume(one.run)}"
+    elif one.state == "stalled":
+        yield f"✗ {one.run.name}  {shorten(one.reason)}"
+        yield f"    tarmac doctor --run {one.run.handle} | tarmac cancel {one.run.handle}"
+    elif one.state == "failed":
+        yield f"✗ {one.run.name}  failed at step {one.step:,} of {one.steps:,}: {shorten(one.reason)}"
+        yield f"    log {one.log}"
+        yield f"    once that is mended, it resumes: {command_to_resume(one.run)}"
+        yield f"    or take it off this list: tarmac forget {one.run.handle} --dismiss"
+    for missing in _lost(one):
+        yield f"✗ {one.run.name}  evaluation without a result: {shorten(str(missing))}"
+        yield f"    tarmac evaluate {one.run.handle} --step {missing.step} --task {missing.task}"
+
+
+def _lost(one: RunStatus) -> list[EvaluationStatus]:
+    """Return the evaluations without a result that had their chance: their tries are used up, or the training
+    succeeded. An evaluation that a person cancelled with its run does not count."""
+    by_person = one.state == "cancelled" and one.signal is None
+    return [
+        missing
+        for missing in one.evaluations_missing
+        if missing.state in ("failed", "lost")
+        or (not by_person and one.stopped is None and (missing.entry is not None or one.state == "succeeded"))
+    ]
+
+
+def _dataset_lines(one: DatasetOverview) -> Iterator[str]:
+    from tasks.core.units import near
+
+    if one.problem:
+        yield f"✗ {near(one.path)}  {shorten(one.problem)}"
+    elif one.version is None:
+        yield f"  {near(one.path)}  no version yet"
+    else:
+        facts = f"{counted(one.samples, 'sample')}  {size(one.bytes)}  {counted(one.versions, 'version')}"
+        yield f"  {near(one.path)}  version {one.version}  {facts}"
+    if one.builder is None:
+        return
+    progress = one.progress
+    if progress is None:
+        yield f"    in use by {one.builder}"
+        return
+    from tasks.core.pace import how_far
+
+    left = "" if progress.left_s is None else f", {duration(progress.left_s)} left"
+    yield f"    building: {how_far(progress.done, progress.total, progress.note)}{left}, by {one.builder}"
+
+
+def _row(one: RunStatus, revived: str | None) -> dict[str, Any]:
+    from tasks.runs.plan import command_to_resume
+
+    gone = f"its agent is gone; {RESUME}{command_to_resume(one.run)}" if one.is_abandoned else None
+    goodput = one.goodput
+    return {
+        "run": one.run.name,
+        "id": one.run.id,
+        "state": "failed" if one.is_abandoned else one.state,
+        "reason": gone or one.reason,
+        "needs_you": _needs_you(one),
+        "dismissed": one.is_dismissed,
+        "revived": revived,
+        "evaluations_cancelled": one.stopped,
+        "step": one.step,
+        "steps": one.steps,
+        "left_s": one.left_s,
+        "loss": one.loss,
+        "goodput": None if goodput is None else goodput.to_json(),
+        "best": None if one.best is None else asdict(one.best),
+        "replaced": one.replaced,
+        "phase": one.phase.phase if one.phase is not None else None,
+        "silent_s": round(one.silent_s, 1),
+        "doubts": [finding.code for finding in one.doubts],
+        "evaluations": len(one.evaluations),
+        "evaluations_done": one.evaluations_done,
+        "evaluations_by_state": dict(Counter(each.state for each in one.evaluations)),
+        "evaluations_waiting": [
+            {"step": waiting.step, "task": waiting.task, "reason": waiting.waiting}
+            for waiting in one.evaluations_waiting
+        ],
+        "agent_is_alive": one.agent_is_alive,
+    }
