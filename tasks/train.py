@@ -111,8 +111,11 @@ def _summary(run: RunFolder, status: RunStatus) -> str:
     """Return steps, loss, and the share of time spent waiting for data."""
     rows, _ = metrics.read_metrics(run.metrics)
     totals = summarize(rows)
+    early = (
+        "" if not status.record.stopped_early else f"; stopped early of {status.steps:,} ({status.reason})"
+    )
     if totals is None:
-        return f"{status.step:,} steps"
+        return f"{status.step:,} steps{early}"
     loss = "" if totals.first_loss is None else f", loss {totals.first_loss:.2f} → {totals.last_loss:.2f}"
     waiting = "" if totals.waiting is None else f", waiting for data {100 * totals.waiting:.1f} %"
-    return f"{status.step:,} steps{loss}{waiting}"
+    return f"{status.step:,} steps{loss}{waiting}{early}"

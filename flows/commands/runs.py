@@ -169,7 +169,8 @@ def resume(run: RunName, /, *, runs: RunsFolder = RUNS, as_json: AsJson = False)
       tarmac resume 2e94
     """
     from flows.commands.training import train
-    from tasks.runs import provenance
+    from tasks.core.lock import Lease
+    from tasks.runs import provenance, record
     from tasks.runs.folder import find
     from tasks.runs.plan import changes_to_resume
     from tasks.supervision.status import look_at_run
@@ -181,6 +182,9 @@ def resume(run: RunName, /, *, runs: RunsFolder = RUNS, as_json: AsJson = False)
         now = (provenance.code_digest(), provenance.versions())
         if changed := provenance.differences(last.code_digest, last.versions, *now):
             screen.warn(f"changed since its last attempt: {', '.join(changed)}")
+    if status.record.stopped_early:
+        with Lease(folder.lease):
+            record.save_record(folder, record.load_record(folder).having(stopped_early=False))
     changes = changes_to_resume(folder)
     if changes:
         version = status.record.data[0].version

@@ -7,6 +7,7 @@ Host, boot id, namespace, pid and start time together identify one.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import math
 import multiprocessing
 import os
@@ -26,8 +27,8 @@ _last_acts: list[Callable[[], None]] = []
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Constants from glibc's <malloc.h>."""
-PR_SET_PDEATHSIG = 1
-"""The constant from linux/prctl.h."""
+PR_SET_PDEATHSIG, PR_SET_PTRACER, PR_SET_PTRACER_ANY = 1, 0x59616D61, -1
+"""Constants from linux/prctl.h."""
 LARGEST_KEPT = 32 << 20
 """Bytes; glibc takes no higher threshold."""
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -206,6 +207,18 @@ def signal_at_starters_end(sign: signal.Signals) -> None:
     (Linux); raises OSError if the kernel refuses."""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, sign) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+
+
+def explain_itself() -> None:
+    """Make this process explain its end and its standstills: a fatal signal prints the Python stacks to
+    standard error, and where Yama restricts ptrace (Linux), other processes of this user may read its stack.
+
+    Neither is passed on to children that multiprocessing starts.
+    """
+    faulthandler.enable(all_threads=True)
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:  # fails where there is no Yama, and nothing to permit
+        prctl(PR_SET_PTRACER, ctypes.c_long(PR_SET_PTRACER_ANY), 0, 0, 0)
 
 
 def die_with_parent() -> None:

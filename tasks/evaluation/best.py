@@ -2,17 +2,20 @@
 
 The choice depends on files alone, `eval_results/` and the checkpoints' `meta.json`, so a resumed run chooses
 as if it had never stopped. Until the metric has a result, the validation loss decides; whatever shows the
-choice also shows that (`BestCheckpoint.awaited`).
+choice also shows that (`BestCheckpoint.awaited`). Each metric of `evaluate.best_by` chooses a link of its
+own.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from tasks.core.files import link_atomic, read_json
 from tasks.core.schema import Config
+from tasks.core.schema.training import BestMetric
 from tasks.core.units import number
 from tasks.runs.checkpoints import (
     Checkpoint,
@@ -54,16 +57,24 @@ def choose(run: RunFolder, config: Config) -> Checkpoint | None:
 def ranked(run: RunFolder, config: Config) -> list[Checkpoint]:
     """Return the existing checkpoints that were measured, the best first, and the earlier of two equals."""
     asked = config.evaluate.best if config.evaluate is not None else None
-    if asked is not None:
-        sign = -1.0 if mode_of(config) == "max" else 1.0
-        judged = [
-            (sign * value, checkpoint.step, checkpoint)
-            for checkpoint in list_checkpoints(run)
-            if (value := _figure(run, checkpoint.step, asked.metric)) is not None
-        ]
-        if judged:
-            return [entry[2] for entry in sorted(judged, key=lambda entry: entry[:2])]
-    return by_val_loss(run)
+    return (by_metric(run, config, asked) if asked is not None else []) or by_val_loss(run)
+
+
+def by_metric(run: RunFolder, config: Config, asked: BestMetric) -> list[Checkpoint]:
+    """Return the existing checkpoints for which a metric has a result, in the same order."""
+    sign = -1.0 if (asked.mode or direction_of(config, asked.metric)) == "max" else 1.0
+    judged = [
+        (sign * value, checkpoint.step, checkpoint)
+        for checkpoint in list_checkpoints(run)
+        if (value := figure_of(run, checkpoint.step, asked.metric)) is not None
+    ]
+    return [entry[2] for entry in sorted(judged, key=lambda entry: entry[:2])]
+
+
+def links_of(run: RunFolder, config: Config) -> list[tuple[Path, list[Checkpoint]]]:
+    """Return the link of each metric of `evaluate.best_by`, and the checkpoints by it, the best first."""
+    asked = config.evaluate.best_by if config.evaluate is not None else []
+    return [(run.best_by(one.metric), by_metric(run, config, one)) for one in asked]
 
 
 class Pointer:
@@ -85,6 +96,9 @@ class Pointer:
         self._observed = observed
         if (better := _better(self._run, self._config)) is not None:
             link_atomic(self._run.best, better.path.name)
+        for link, checkpoints in links_of(self._run, self._config):
+            if checkpoints and (link.is_symlink() or not link.exists()):
+                link_atomic(link, checkpoints[0].path.name)
 
 
 def is_due(run: RunFolder, config: Config) -> bool:
@@ -108,7 +122,7 @@ def standing(run: RunFolder, config: Config) -> BestCheckpoint | None:
         return None
     checkpoint = Checkpoint(int(name.removeprefix("step_")), run.checkpoints / name)
     asked = config.evaluate.best if config.evaluate is not None else None
-    value = None if asked is None else _figure(run, checkpoint.step, asked.metric)
+    value = None if asked is None else figure_of(run, checkpoint.step, asked.metric)
     if asked is not None and value is not None:
         return BestCheckpoint(checkpoint.step, asked.metric, value)
     meta = read_meta(checkpoint)
@@ -118,19 +132,27 @@ def standing(run: RunFolder, config: Config) -> BestCheckpoint | None:
 
 def mode_of(config: Config) -> Mode:
     """Whether the highest or the lowest value of `evaluate.best` is the best one."""
+    assert config.evaluate is not None and config.evaluate.best is not None
+    return config.evaluate.best.mode or direction_of(config, config.evaluate.best.metric)
+
+
+def direction_of(config: Config, metric: str) -> Mode:
+    """Whether the highest or the lowest value of a metric is the best one; of a key of `metrics.jsonl`, that
+    is the lowest of a loss."""
     from tasks.evaluation.evaluators import is_better_low  # late, because it loads numpy into the agent
 
-    assert config.evaluate is not None and config.evaluate.best is not None
-    best = config.evaluate.best
-    return best.mode or ("min" if is_better_low(config.evaluate.tasks, best.metric) else "max")
+    assert config.evaluate is not None
+    is_low = metric.endswith("loss") if "/" in metric else is_better_low(config.evaluate.tasks, metric)
+    return "min" if is_low else "max"
 
 
 def _pointed_at(run: RunFolder) -> str:
     return run.best.readlink().name if run.best.is_symlink() else ""
 
 
-def _figure(run: RunFolder, step: int, metric: str) -> float | None:
-    """Return the value in `eval_results/step_N.json`; None where there is none yet."""
+def figure_of(run: RunFolder, step: int, metric: str) -> float | None:
+    """Return the value of a metric in `eval_results/step_N.json`; None where there is none yet, or it is not
+    finite."""
     try:
         results: Any = read_json(run.eval_result(step))["results"]
         value = results.get(metric)

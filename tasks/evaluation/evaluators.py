@@ -51,7 +51,7 @@ def check_tasks(config: Config) -> None:
                 f"evaluate.tasks: {task.name} judges {JUDGED[lacking[0]]}, but models of recipe "
                 f"{config.train.recipe} give none; take it out of evaluate.tasks"
             )
-    require_best(config, [name for task in tasks_of(config) for name in metrics_of(task)])
+    require_known(config, [name for task in tasks_of(config) for name in metrics_of(task)])
 
 
 def metrics_of(task: TaskSpec, samples: Iterator[Members] | None = None) -> list[str]:
@@ -59,12 +59,19 @@ def metrics_of(task: TaskSpec, samples: Iterator[Members] | None = None) -> list
     return [full_name(task.name, name) for name in load_evaluator(task).metrics(samples)]
 
 
-def require_best(config: Config, names: Sequence[str]) -> None:
-    """Raise UsageError where `evaluate.best` is none of the metrics of these `names`."""
-    best = config.evaluate.best if config.evaluate is not None else None
-    if best is not None and not any(_stands_for(name, best.metric) for name in names):
-        meant = instead(best.metric, names)
-        raise UsageError(f"evaluate.best: no task of evaluate.tasks gives {best.metric!r}; {meant}")
+def require_known(config: Config, names: Sequence[str]) -> None:
+    """Raise UsageError where `evaluate.best` or `evaluate.stop_when` names none of the metrics of these
+    `names`; the keys of `metrics.jsonl`, which have a slash, are not checked."""
+    if config.evaluate is None:
+        return
+    rules = [one.metric for one in config.evaluate.stop_when if "/" not in one.metric]
+    best = [] if config.evaluate.best is None else [config.evaluate.best.metric]
+    further = [one.metric for one in config.evaluate.best_by]
+    asked = {"best": best, "best_by": further, "stop_when": rules}
+    for key, metric in ((key, metric) for key, metrics in asked.items() for metric in metrics):
+        if not any(_stands_for(name, metric) for name in names):
+            meant = instead(metric, names)
+            raise UsageError(f"evaluate.{key}: no task of evaluate.tasks gives {metric!r}; {meant}")
 
 
 def is_better_low(tasks: Sequence[TaskSpec], metric: str) -> bool:

@@ -48,7 +48,7 @@ def require_fit(config: Config, version: Path) -> None:
                 metrics += evaluators.metrics_of(task, _samples(mine, split, left_out))
                 continue
         metrics += evaluators.metrics_of(task)
-    evaluators.require_best(config, metrics)
+    evaluators.require_known(config, metrics)
 
 
 def _version_of(config: Config, name: str, evaluator: Evaluator, own: Path) -> Path:

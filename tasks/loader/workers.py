@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from tasks.core.errors import DataError, TarmacError
-from tasks.core.process import die_with_parent, keep_freed_memory
+from tasks.core.process import die_with_parent, explain_itself, keep_freed_memory
 from tasks.loader import forkserver, worker_state
 from tasks.loader.bad import Budget, PassedOver
 from tasks.loader.collate import Batch, Packed, WorkerFailure, unpack
@@ -160,6 +160,7 @@ def _describe_death(name: str, pid: int, code: int) -> str:
 
 def _prepare_worker(keeper: WorkerStates | None, sharing_strategy: str, number: int) -> None:
     die_with_parent()
+    explain_itself()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Slurm sends it to all processes of a job that it ends
     keep_freed_memory()
     torch.multiprocessing.set_sharing_strategy(sharing_strategy)  # type: ignore[no-untyped-call]

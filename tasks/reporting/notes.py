@@ -71,6 +71,8 @@ def _state(evidence: RunContents) -> Iterator[Note]:
         yield Note(
             "bad", f"The run {'failed' if record.state == 'failed' else 'is stalled'}", (*reason, logs)
         )
+    elif record.stopped_early:
+        yield Note("", "The training was stopped early by a rule", reason)
     elif record.state == "cancelled":
         yield Note("warn", "The run was cancelled before its last step", (*reason, logs))
     elif record.state != "succeeded":
@@ -122,8 +124,11 @@ def _evaluations(evidence: RunContents) -> Iterator[Note]:
     config = evidence.config
     is_planned = config is not None and config.train is not None and config.train.steps is not None
     wanted = expected(config) if config is not None and is_planned else []
+    is_early = evidence.record is not None and evidence.record.stopped_early
     for key in sorted(({*wanted, *evidence.ledger} - there) | in_vain):
         step, task = key
+        if is_early and step > evidence.last_checkpoint:
+            continue
         entry = evidence.ledger.get(key)
         where = f"{task} at step {step:,}"
         command = f"tarmac evaluate {evidence.run.handle} --step {step} --task {task}"

@@ -32,16 +32,25 @@ from tasks.core.process import Identity
 from tasks.core.schema import Train
 from tasks.runs.folder import RunFolder
 
-HIDDEN_PREFIXES = ("WANDB_", "PREFECT_")
-"""A training process talks to no server, so it gets neither their addresses nor their keys."""
+HIDDEN_PREFIXES = ("WANDB_", "PREFECT_", "TORCHELASTIC_", "PET_", "PMI_", "OMPI_COMM_")
+"""A training process talks to no server, so it gets neither their addresses nor their keys. Nor does it see
+how a launcher above its agent has numbered that."""
+OF_SLURM = "SLURM_"
+OF_JOB = ("SLURM_JOB_", "SLURM_CONF", "SLURM_CLUSTER", "SLURM_RESTART_COUNT")
+"""What describes the job as a whole. The rest numbers the agent's own task, which trainers and libraries that
+look for Slurm would take for the rank's."""
 AGENT = "TARMAC_AGENT"
 """Names the agent of a training to all that the training starts, in whatever session or group."""
 MEETING = "TARMAC_MEETING"
 STORE = "TARMAC_STORE"
 """The descriptor of the socket at which the first rank serves the store."""
+RECORDED = "2000"
+"""How many exchanges of a rank torch's flight recorder keeps, of which NCCL writes down the last ones where
+it gives up."""
 LOOPBACK = "127.0.0.1"
 RANKS = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    *("GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"),
     *(MEETING, STORE),
 )
 """They may describe whatever starts Tarmac as one of several processes; a rank gets them from its agent."""
@@ -53,7 +62,9 @@ def rank_environment(train: Train, base: Mapping[str, str] | None = None) -> dic
     kept = {
         name: value
         for name, value in inherited.items()
-        if not name.startswith(HIDDEN_PREFIXES) and name not in RANKS
+        if not name.startswith(HIDDEN_PREFIXES)
+        and name not in RANKS
+        and not (name.startswith(OF_SLURM) and not name.startswith(OF_JOB))
     }
     count = str(train.threads)
     return {
@@ -144,6 +155,8 @@ class Meeting:
             "MASTER_ADDR": place.address,
             "MASTER_PORT": str(place.port),
             "TORCH_FR_DUMP_TEMP_FILE": str(self.path / "nccl_"),
+            "TORCH_FR_BUFFER_SIZE": RECORDED,
+            "TORCH_FR_DUMP_ON_TIMEOUT": "1",
         }
         if place.store is not None:
             found[STORE] = str(place.store)

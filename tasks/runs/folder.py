@@ -6,6 +6,7 @@ The folder is the only truth about a run; every process that takes part reads it
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -129,6 +130,10 @@ class RunFolder:
     checkpoints = RunFile("checkpoints")
     latest = RunFile("checkpoints/latest")
     best = RunFile("checkpoints/best")
+
+    def best_by(self, metric: str) -> Path:
+        """The link to the best checkpoint by one of several metrics."""
+        return self.checkpoints / f"best_{re.sub('[^A-Za-z0-9@._-]', '_', metric)}"
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step_{step:08d}"

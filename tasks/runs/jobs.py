@@ -135,17 +135,19 @@ def submit(
     on: Sequence[str] = (),
     name: str,
     code: Path | None = None,
+    nice: int = 0,
 ) -> Job:
     """Start `package.module:function(*arguments)` as a job on this machine; its files lie in `folder/name`.
 
-    It gets `gpus` of the GPUs named by `on`, by default of those that this process may give.
-    It may run for ever when `time_limit_s` is None. The job and what it starts import Tarmac from the folder
-    `code`, where it is given. TarmacError with the helper's last lines when it cannot be submitted.
+    It gets `gpus` of the GPUs named by `on`, by default of those that this process may give, and a priority
+    that is lower by `nice`. It may run for ever when `time_limit_s` is None. The job and what it starts
+    import Tarmac from the folder `code`, where it is given. TarmacError with the helper's last lines when it
+    cannot be submitted.
     """
     place = folder / name
     place.mkdir(parents=True, exist_ok=True)
     limit_s = UNLIMITED_S if time_limit_s is None else time_limit_s
-    request = [target, arguments, str(place), limit_s, gpus]
+    request = [target, arguments, str(place), limit_s, gpus, nice]
     submitted, printed = place / SUBMITTED, place / "submit.log"
     submitted.unlink(missing_ok=True)
     environment = {**_environment(code), **({SPARE_GPUS: ",".join(on)} if on else {})}
@@ -200,17 +202,17 @@ def submit_from_helper(request: str) -> None:
     """Hand the job to submitit, whose controller becomes a child of this process, and record the job."""
     import submitit  # late, as only the helper needs it
 
-    target, arguments, folder, limit_s, gpus = json.loads(request)
+    target, arguments, folder, limit_s, gpus, nice = json.loads(request)
     executor = submitit.LocalExecutor(folder, max_num_timeout=0)
     executor.update_parameters(
         timeout_min=limit_s / 60, signal_delay_s=min(SIGNAL_DELAY_S, limit_s // 2), stderr_to_stdout=True
     )
-    submitted = executor.submit(enter, target, arguments, gpu_environment(gpus, os.environ))
+    submitted = executor.submit(enter, target, arguments, gpu_environment(gpus, os.environ), nice)
     job = Job(submitted.job_id, Identity.of(int(submitted.job_id)), Path(folder))
     write_json(job.folder / SUBMITTED, job.to_json())
 
 
-def enter(target: str, arguments: list[str], environment: Mapping[str, str | None]) -> None:
+def enter(target: str, arguments: list[str], environment: Mapping[str, str | None], nice: int = 0) -> None:
     """Begin a local job: have the kernel end this process with its controller, then call the target.
 
     submitit hides all GPUs of a local job that asks it for none, and passes on numbers but no names.
@@ -220,6 +222,7 @@ def enter(target: str, arguments: list[str], environment: Mapping[str, str | Non
         signal_at_starters_end(signal.SIGKILL)
         if os.getppid() != int(controller):
             os._exit(1)  # it ended before the kernel could be asked
+    os.nice(nice)
     _call(target, arguments, environment)
 
 

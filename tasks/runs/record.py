@@ -80,6 +80,9 @@ class RunRecord(BaseModel):
     """When the newest agent was asked for."""
     started_by: str | None = None
     """Id of the flow run that has started the newest agent; None where no flow run has."""
+    stopped_early: bool = False
+    """Whether a rule of `evaluate.stop_when` has ended the training, so that nothing is left to train until a
+    person resumes it."""
     wandb_id: str | None = None
     """Id of the wandb run: the run's id and a part drawn at random when the folder is made, because runs that
     differ only in name or place have one id. None in an older record, whose wandb run has the run's id."""

@@ -17,10 +17,10 @@ from typing import Any, Literal
 from tasks.core.files import write_atomic
 from tasks.runs.folder import RunFolder
 
-Who = Literal["user", "page", "signal", "agent", "somebody"]
+Who = Literal["user", "page", "signal", "agent", "rule", "somebody"]
 """`user`: a command; `page`: the flow run's page, or whoever ended the flow run; `signal`: a signal to the
-agent, such as at its time limit; `agent`: a new start, for which the agent at work makes room; `somebody`: a
-file that does not name its author."""
+agent, such as at its time limit; `agent`: a new start, for which the agent at work makes room; `rule`: one of
+`evaluate.stop_when`; `somebody`: a file that does not name its author."""
 
 
 @dataclass(frozen=True)

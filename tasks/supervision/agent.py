@@ -45,6 +45,7 @@ from tasks.supervision.journal import AttemptJournal
 from tasks.supervision.pruning import Pruner
 from tasks.supervision.restarts import Restart, Restarts
 from tasks.supervision.status import look_at_run, pause_after
+from tasks.supervision.stop_rules import StopRules
 from tasks.supervision.success import RunVerdict, TrainingEnd, exit_of, judge_end
 from tasks.supervision.tracking import gathering
 
@@ -73,6 +74,7 @@ class Agent:
         self._best = best.Pointer(run, self._config)
         self._pruner = Pruner(run, self._config)
         self._forgetfulness = Forgetfulness(run, self._config)
+        self._rules = StopRules(run, self._config)
         self._chores = Chores()
         self._succession = Succession(run, self._config, aside_s)
         self._successor: Job | None = None
@@ -85,7 +87,11 @@ class Agent:
         """Do the whole attempt. DataError when the disk is full, which the record names if there is room."""
         for identity in trainer.end_survivors(self._run):
             logger.warning("ended the training process %d that a dead agent left behind", identity.pid)
-        if (order := stop.read_stop_order(self._run)) is not None and order.who in ("signal", "agent"):
+        if (order := stop.read_stop_order(self._run)) is not None and order.who in (
+            "signal",
+            "agent",
+            "rule",
+        ):
             self._run.stop.unlink(missing_ok=True)  # it was to the agent before, which has left
         self._journal.begin()
         try:
@@ -136,7 +142,18 @@ class Agent:
             "findings.jsonl", lambda: self._journal.add_findings(evaluations.unusable.take()), None
         )
         self._chores.do("what was forgotten", lambda: self._record_forgotten(evaluations), None)
+        self._chores.do("evaluate.stop_when", lambda: self._heed_rules(evaluations, training), None)
         return is_to_come
+
+    def _heed_rules(self, evaluations: Evaluations, training: Training) -> None:
+        """Record the rules of `evaluate.stop_when` that are met, and stop the training where one asks for
+        it."""
+        for rule, found in self._rules.look(evaluations.summaries_written):
+            logger.warning("%s", "\n".join(found.lines()))
+            self._journal.add_findings([found], "scores")
+            if rule.then == "stop" and training == "going":
+                self._lease.require()
+                stop.order_stop(self._run, "rule", f"evaluate.stop_when: {found.evidence['what']}")
 
     def _record_forgotten(self, evaluations: Evaluations) -> None:
         if found := self._forgetfulness.look(evaluations.summaries_written):
@@ -291,7 +308,7 @@ class Agent:
         restarts = Restarts(self._train, began_at)
         duties = Duties(
             stop_reason=self._stop_reason,
-            on_stop=lambda: evaluations.end_jobs(here_only=self._is_ended_by_slurm),
+            on_stop=lambda: self._end_evaluations(evaluations),
             keep=lambda submitting: self._look_after(evaluations, submitting),
             pause_s=self._pause_s,
         )
@@ -314,6 +331,12 @@ class Agent:
                 break
             self._journal.set_state("running", f"started again ({again}): {verdict.reason}")
         return self._judge(ended, verdict, started, began_at)
+
+    def _end_evaluations(self, evaluations: Evaluations) -> None:
+        """End the evaluations with a training that is stopped; a rule stops that alone."""
+        order = stop.read_stop_order(self._run)
+        if order is None or order.who != "rule":
+            evaluations.end_jobs(here_only=self._is_ended_by_slurm)
 
     def _look_after(self, evaluations: Evaluations, submitting: bool) -> None:
         self._keep(evaluations, "going", submitting=submitting)
@@ -358,6 +381,8 @@ class Agent:
                 queued_again += f" at step {ended.step:,} of {ended.last_step:,}{failure}"
         content = exit_of(ended, verdict, started, time.time())
         self._journal.training_ended(content, verdict.state, self._obeyed, queued_again)
+        if ended.stop is not None and ended.stop.who == "rule":  # the evaluations go on
+            self._run.stop.unlink(missing_ok=True)
         return "complete" if verdict.state == "succeeded" else "broken"
 
 

@@ -49,6 +49,8 @@ JOB = "tasks.supervision.evaluation_jobs:run_job"
 FULL_LOOK_S = 30.0
 STUCK_S = 300.0
 """How long a job may be held in Slurm's queue before it is given up: a person may hold it for a moment."""
+NICE = 10
+"""How much lower the priority of an evaluation is that shares a machine with the training."""
 ENDED = "its job was ended with the run"
 SUBMITIT = re.compile(r"([A-Z]+:)?submitit[ :]")
 """Matches the start of a line that submitit itself logged, by its logger or by the root's."""
@@ -302,7 +304,7 @@ class Evaluations:
             else:
                 count, on = len(gpus.names), gpus.names
                 job = jobs.submit(
-                    JOB, arguments, logs, time_limit_s=engine.time, gpus=count, on=on, name=name
+                    JOB, arguments, logs, time_limit_s=engine.time, gpus=count, on=on, name=name, nice=NICE
                 )
         except TarmacError as error:
             gpus.release()

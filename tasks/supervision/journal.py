@@ -73,7 +73,7 @@ class AttemptJournal:
     @property
     def is_to_train(self) -> bool:
         """Whether the attempt is asked to train and there is something left to train."""
-        return self.record.goal == "train" and not self.is_trained
+        return self.record.goal == "train" and not self.is_trained and not self.record.stopped_early
 
     def set_state(self, state: State, reason: str = "") -> None:
         """Record the run's state from now on, and why."""
@@ -105,7 +105,8 @@ class AttemptJournal:
         `signal` is the one that it obeyed when it ended, if any; `queued_again` is why its job comes again.
         """
         self._write_exit(content)
-        judged = self.record.having_last(outcome=state, signal=signal)
+        by_rule = (content.get("stop") or {}).get("who") == "rule" and state == "cancelled"
+        judged = self.record.having_last(outcome=state, signal=signal).having(stopped_early=by_rule)
         if queued_again is None:
             self._save(judged.having(state=state, reason=content["reason"]))
         else:

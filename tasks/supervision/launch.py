@@ -184,12 +184,14 @@ def follow(
 def wait_for_training(
     run: RunFolder, on_progress: Callable[[RunStatus], None] = lambda status: None
 ) -> RunStatus:
-    """Wait until the training has succeeded.
+    """Wait until the training has succeeded, or a rule of `evaluate.stop_when` has ended it.
 
     DataError with reason and log when it did not, Withdrawn when somebody cancelled it.
     """
     status = follow(run, lambda status: status.training_is_over, on_progress)
     why = "" if config_of(run).dataset.private else f": {status.reason}"
+    if status.record.stopped_early:
+        return status
     if status.state == "cancelled" and status.signal is None:
         raise Withdrawn("cancelled", f"{run.name}: cancelled{why}")
     if status.state != "succeeded":
@@ -222,7 +224,7 @@ def _start(run: RunFolder, goal: Goal, by: str | None) -> Started:
         job.end()  # it waits to keep the evaluations of a training that is to go on
     if is_done(status, goal):
         return Started(False, True, None)
-    trains = goal == "train" and state.state != "succeeded"
+    trains = goal == "train" and state.state != "succeeded" and not state.stopped_early
     asked = time.time()
     submitted = _submit(run, len(state.attempts) + 1, trains)
     changed = {"job": submitted.to_json(run.path), "goal": goal, "started_by": by, "asked": asked}

@@ -56,8 +56,12 @@ def superfluous(
     """Return which of a run's checkpoints, given by step, `train.keep` does not ask for."""
     assert config.train is not None and config.train.keep is not None
     keep = config.train.keep
-    kept = {one.step for one in (*found[-keep.latest :], *best.ranked(run, config)[: keep.best])}
-    linked = {link.readlink().name for link in (run.latest, run.best) if link.is_symlink()}
+    further = best.links_of(run, config)
+    kept = {one.step for one in found[-keep.latest :]}
+    for each in (best.ranked(run, config), *(ordered for _, ordered in further)):
+        kept |= {one.step for one in each[: keep.best]}
+    links = (run.latest, run.best, *(link for link, _ in further))
+    linked = {link.readlink().name for link in links if link.is_symlink()}
     return [
         one
         for one in found

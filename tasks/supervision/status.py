@@ -182,8 +182,10 @@ class RunStatus:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it is trained to the end, every evaluation is done, and they chose the best checkpoint."""
-        done = self.state == "succeeded" and self.evaluations_done == len(self.evaluations)
+        """Whether it is trained to the end, or as far as a rule let it, every evaluation is done, and they
+        chose the best checkpoint."""
+        is_trained = self.state == "succeeded" or self.record.stopped_early
+        done = is_trained and self.evaluations_done == len(self.evaluations)
         return done and not is_due(self.run, config_of(self.run))
 
     @property
@@ -219,7 +221,11 @@ def look_at_run(run: RunFolder) -> RunStatus:
         steps=int(state.identity["steps"]),
         row=row,
         phase=phase,
-        evaluations=[_evaluation(run, want, entries.get(want.key), alive) for want in _wanted(run.config)],
+        evaluations=[
+            _evaluation(run, want, entries.get(want.key), alive)
+            for want in _wanted(run.config)
+            if not state.stopped_early or want.step <= max(checkpoints, default=0)
+        ],
         checkpoints=checkpoints,
         agent_is_alive=alive,
         best=standing(run, config),

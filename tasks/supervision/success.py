@@ -25,6 +25,8 @@ RESOURCE_TRACKER = re.compile(
     r"(?m)^.*resource_tracker: There appear to be .*\n(?:[ \t]+warnings\.warn\(.*(?:\n|\Z))?"
 )
 """The warning about semaphores that multiprocessing prints after the end of a process that was killed."""
+EXTENSIONS = re.compile(r"(?m)^Extension modules: .*\(total: \d+\)\n?")
+"""The last line of what faulthandler prints about a fatal signal."""
 RESUME = "start the run again: it resumes from its newest checkpoint"
 TAMER = "lower train.lr or lengthen train.warmup; with bf16 try fp32"
 LEVERS = "LEVERS"
@@ -217,10 +219,12 @@ def stood_still(end: RankEnd, ends: Sequence[RankEnd]) -> str | None:
 
 
 def tail_of(log: Path, lines: int = LOG_TAIL) -> list[str]:
-    """Return the log's last lines without the warnings of Python's resource tracker; empty without a log."""
+    """Return the log's last lines without those that Python's resource tracker and faulthandler end with;
+    empty without a log."""
     if not log.exists():
         return []
-    text = RESOURCE_TRACKER.sub("", log.read_text(encoding="utf-8", errors="replace"))
+    text = log.read_text(encoding="utf-8", errors="replace")
+    text = EXTENSIONS.sub("", RESOURCE_TRACKER.sub("", text))
     return text.splitlines()[-lines:]
 
 

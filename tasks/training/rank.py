@@ -25,6 +25,7 @@ from typing import NoReturn
 
 from tasks.core import config as configs
 from tasks.core.errors import OtherRankError, TarmacError
+from tasks.core.process import explain_itself
 from tasks.loader import forkserver
 from tasks.loader.settings import read_settings
 from tasks.models import late, recipes
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 def main(arguments: Sequence[str]) -> int:
     """Train the run in the folder given; return the exit code."""
     leave_with_starter()
+    explain_itself()
     if agent_of(os.environ) is not None:
         signal.signal(
             signal.SIGTERM, signal.SIG_IGN

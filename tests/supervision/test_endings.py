@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -102,3 +103,24 @@ def test_what_python_says_of_semaphores_is_not_the_last_word(tmp_path: Path) -> 
         rank.wait()
     wait_for(lambda: "leaked semaphore objects" in log.read_text() and log.read_text().endswith("\n"))
     assert tail_of(log) == ["the last words"]
+
+
+CRASHED = """
+import ctypes
+from tasks.core.process import explain_itself
+explain_itself()
+def in_the_middle_of_a_kernel():
+    ctypes.string_at(0)
+in_the_middle_of_a_kernel()
+"""
+
+
+def test_a_rank_that_crashes_in_c_names_its_python_line(tmp_path: Path) -> None:
+    log = tmp_path / "rank_0.log"
+    with log.open("w") as output:
+        rank = subprocess.run([sys.executable, "-c", CRASHED], stdout=output, stderr=output)
+    assert rank.returncode == -signal.SIGSEGV
+    lines = tail_of(log)
+    assert lines[0] == "Fatal Python error: Segmentation fault"
+    assert any("in in_the_middle_of_a_kernel" in line for line in lines)
+    assert not any(line.startswith("Extension modules") for line in lines)

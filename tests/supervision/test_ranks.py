@@ -111,8 +111,17 @@ def test_one_rank_ends_all_and_is_named(
 def test_a_rank_does_not_inherit_the_rank_variables_of_its_agent(tmp_path: Path) -> None:
     train = make_config(tmp_path).train
     assert train is not None
-    found = rank_environment(train, {"RANK": "3", "WORLD_SIZE": "4", "MASTER_PORT": "1", "HOME": "/h"})
-    assert not {"RANK", "WORLD_SIZE", "MASTER_PORT"} & set(found) and found["HOME"] == "/h"
+    theirs = {
+        "RANK": "3",
+        "WORLD_SIZE": "4",
+        "MASTER_PORT": "1",
+        "TORCHELASTIC_RUN_ID": "x",
+        "PET_NNODES": "2",
+    }
+    of_task = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}
+    of_job = {"SLURM_JOB_ID": "7", "SLURM_CONF": "/etc/slurm.conf", "HOME": "/h"}
+    found = rank_environment(train, {**theirs, **of_task, **of_job})
+    assert not {*theirs, *of_task} & set(found) and of_job.items() <= found.items()
 
 
 @pytest.mark.parametrize(

@@ -175,8 +175,8 @@ def test_status_shows_pace_datasets_and_a_build_under_way(
         write_json(tmp_path / "data" / "progress.json", {**kept, "done": 400, "at": kept["since"] + 30.0})
         shown = status_of(run, capsys)
         (dataset,) = json.loads(status_of(run, capsys, "--json"))["datasets"]
-    assert f"version {version}  100 samples  2 bytes  1 version" in shown
-    assert "building: 400/1,000 samples, 60 s left, by process" in shown
+    assert f"version {version}  100 samples  2\u202fB  1 version" in shown
+    assert "building: 400/1,000 samples, 60\u202fs left, by process" in shown
     assert dataset["build"]["left_s"] == pytest.approx(60.0)
     assert "goodput" in shown
     assert "in use by" not in status_of(run, capsys)

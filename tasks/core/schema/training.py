@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
 
 from tasks.core.schema import recipes
 from tasks.core.schema.block import Auto, Block, Folder
@@ -359,6 +366,35 @@ def _metric_alone(value: Any) -> Any:
     return {"metric": value} if isinstance(value, str) else value
 
 
+class StopRule(Block):
+    """A rule about a metric that ends a training, or only reports. One of `no_better_for`, `below` and
+    `above` is required."""
+
+    metric: Annotated[str, Field(min_length=1)]
+    """Name of the metric in `eval_results/step_N.json`, such as `zero_shot_top1`, or a key of the rows of
+    `metrics.jsonl`, such as `val/loss`."""
+    no_better_for: Annotated[int, Field(ge=1)] | None = None
+    """How many values in a row may be no better than the best one before them."""
+    below: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    """The metric falls below this value, or is not finite."""
+    above: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    """The metric rises above this value, or is not finite."""
+    mode: Literal["max", "min"] | None = None
+    """Whether a higher or a lower value is better, for `no_better_for`. Unless given, a lower one for losses
+    and ranks."""
+    then: Literal["stop", "report"] = "stop"
+    """Whether the training is stopped with a checkpoint, its evaluations completed and its report written;
+    `tarmac resume` goes on with it. Or the finding is only reported."""
+
+    @model_validator(mode="after")
+    def _one_condition(self) -> Self:
+        if sum(one is not None for one in (self.no_better_for, self.below, self.above)) != 1:
+            raise ValueError("needs one of no_better_for, below and above")
+        if self.mode is not None and self.no_better_for is None:
+            raise ValueError("mode: has an effect only with no_better_for")
+        return self
+
+
 class Evaluate(Block):
     """Which checkpoints are evaluated, and by which tasks."""
 
@@ -381,6 +417,19 @@ class Evaluate(Block):
     """The metric by which `checkpoints/best` is chosen among the evaluated checkpoints, such as
     `zero_shot_top1` or `{metric: command_fid, mode: min}`. The validation loss is used unless this is given,
     and until the metric has a result."""
+    best_by: list[
+        Annotated[BestMetric, BeforeValidator(_metric_alone, json_schema_input_type=str | BestMetric)]
+    ] = []
+    """Further metrics, for each of which `checkpoints/best_<metric>` points at the best checkpoint, which
+    `train.keep` keeps too."""
+    stop_when: Annotated[
+        list[StopRule],
+        BeforeValidator(
+            lambda value: [value] if isinstance(value, dict) else value,
+            json_schema_input_type=StopRule | list[StopRule],
+        ),
+    ] = []
+    """Rules that end the training early or report, such as `{metric: zero_shot_top1, no_better_for: 5}`."""
     batch_size: Annotated[int, Field(ge=1)] | None = None
     """Samples per pass of evaluations and of the validation loss. Unless given, 256, or 8 for conversations
     and for CT volumes, because 256 of them fill 28 GB. The default is at most `train.batch_size` for a

@@ -1,0 +1,92 @@
+"""A rule of `evaluate.stop_when` ends a training early as a success, until a person resumes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows import cli
+from flows.commands.status import status as status_command
+from tasks.core.errors import UsageError
+from tasks.core.files import read_json
+from tasks.core.lock import Lease
+from tasks.runs import record
+from tasks.runs.run_findings import read_findings
+from tasks.supervision import launch
+from tasks.supervision.status import look_at_run
+from tests.supervision.fakes import make_run
+from tests.supervision.test_agent import assert_undisturbed, finish
+
+
+def blocks(**rule: Any) -> dict[str, Any]:
+    rules = {"stop_when": {"metric": "zero_shot_top1", **rule}}
+    return {"evaluate": {"every": 10, "tasks": ["zero_shot"], **rules}}
+
+
+def test_a_training_that_gets_no_better_is_stopped_and_completed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its evaluations are done, the same start finds nothing to do, and `resume` goes on."""
+    run = make_run(tmp_path, {"step_s": 0.4, "top1": 0.5, "evaluation_s": 0.0}, **blocks(no_better_for=1))
+    status = finish(run)
+    assert status.state == "cancelled" and status.is_complete and status.record.stopped_early
+    assert "zero_shot_top1 is no better than 0.500 at step 10 for 1 values" in status.reason
+    assert status.checkpoints[-1] < 40 and not run.stop.exists()
+    (finding,) = read_findings(run)
+    assert finding["code"] == "score.plateau" and finding["where"]["metric"] == "zero_shot_top1"
+    assert read_json(run.exit(1))["stop"]["who"] == "rule"
+    assert launch.start_or_adopt(run).is_up_to_date
+    status_command(runs=run.path.parent)
+    assert "NEEDS YOU" not in capsys.readouterr().out
+
+    with Lease(run.lease):
+        record.save_record(run, record.load_record(run).having(stopped_early=False))
+    (run.path / "fake.json").write_text('{"evaluation_s": 0.0, "step_s": 0.02}')
+    status = finish(run)
+    assert status.state == "succeeded" and status.is_complete and status.reason == ""
+
+
+def test_a_rule_that_only_reports_ends_nothing(tmp_path: Path) -> None:
+    run = make_run(tmp_path, {"evaluation_s": 0.0, "step_s": 0.1}, **blocks(below=0.15, then="report"))
+    finish(run)
+    assert_undisturbed(run)
+    (finding,) = read_findings(run)
+    assert finding["code"] == "score.limit" and finding["evidence"]["what"].startswith(
+        "zero_shot_top1 is 0.100, below 0.150"
+    )
+
+
+def test_a_rule_may_be_about_a_row_of_metrics(tmp_path: Path) -> None:
+    rule = {"metric": "train/loss", "below": 0.1}
+    run = make_run(
+        tmp_path, {"step_s": 0.3}, evaluate={"every": 40, "tasks": ["zero_shot"], "stop_when": rule}
+    )
+    status = finish(run)
+    assert status.record.stopped_early and 11 <= status.checkpoints[-1] < 40
+    assert "train/loss is 0.0909, below 0.100, at step 11" in status.reason
+
+
+def test_the_best_by_each_of_several_metrics_has_a_link(tmp_path: Path) -> None:
+    further = [{"metric": "zero_shot_top1", "mode": "min"}, "zero_shot_top5"]
+    asked = {"every": 10, "tasks": ["zero_shot"], "best": "zero_shot_top1", "best_by": further}
+    run = make_run(tmp_path, evaluate=asked, train={"keep": {"latest": 1, "best": 1}})
+    finish(run)
+    assert run.best.readlink().name == "step_00000040"
+    assert run.best_by("zero_shot_top1").readlink().name == "step_00000010", "and train.keep keeps it"
+    assert not run.best_by("zero_shot_top5").exists(), "it has no result"
+    assert look_at_run(run).checkpoints == [10, 40]
+
+
+def test_a_rule_about_a_metric_that_nothing_gives_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    given = (Path(cli.__file__).parents[1] / "configs" / "digits-clip.yaml").read_text()
+    assert "tasks: [zero_shot]" in given
+    rule = "tasks: [zero_shot], stop_when: {metric: zero_shot_top7, no_better_for: 2}"
+    config.write_text(given.replace("tasks: [zero_shot]", rule))
+    from tasks.core.config import load_config
+    from tasks.evaluation.evaluators import check_tasks
+
+    with pytest.raises(UsageError, match=r"evaluate.stop_when: .*'zero_shot_top7'; did you mean"):
+        check_tasks(load_config(config, []))
