@@ -41,7 +41,7 @@ def cancel(run: RunName, /, *, runs: RunsFolder = RUNS, as_json: AsJson = False)
     if before.state == "planned" and holder is not None and holder.is_alive():
         raise TarmacError(f"{folder.name} is still being prepared by {holder}; end that command with Ctrl-C")
     if before.agent_is_alive:
-        patience = f"what has not ended after {duration(stopping.STOP_S)} is ended by force"
+        patience = f"what has not ended after {duration(stopping.patience(folder))} is ended by force"
         sys.stderr.write(f"{folder.name} is asked to stop at its next step, with a checkpoint; {patience}\n")
     with screen.running("cancel"):
         stopped = stopping.end(folder, "cancelled by the user")

@@ -17,7 +17,7 @@ from flows.commands.arguments import AsJson, Changes, ConfigFile, Fresh, RunName
 from flows.commands.output import print_result, say
 from tasks.core import screen
 from tasks.core.errors import UsageError
-from tasks.core.units import counted, near, number, size
+from tasks.core.units import counted, duration, near, number, size
 
 if TYPE_CHECKING:
     from flows.stages import Stages
@@ -61,7 +61,16 @@ def run(
 
 
 def train(
-    config: ConfigFile, /, *, changes: Changes = None, fresh: Fresh = False, as_json: AsJson = False
+    config: ConfigFile,
+    /,
+    *,
+    changes: Changes = None,
+    fresh: Fresh = False,
+    rehearse_preemption: Annotated[
+        bool,
+        Parameter(help="Only prove, in a few steps, that a preempted training goes on bit for bit."),
+    ] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Tune, train, evaluate and report on a dataset that is built.
 
@@ -69,6 +78,7 @@ def train(
 
     For example:
       tarmac train configs/digits-clip.yaml --set train.lr=1e-4
+      tarmac train configs/digits-clip.yaml --rehearse-preemption
     """
     from flows.operate import start
     from flows.parameters import Overrides, configured
@@ -80,13 +90,50 @@ def train(
     settings = configured(config, overrides)
     if settings.train is None:
         raise UsageError(f"{config}: train: is required and missing")
+    if rehearse_preemption and fresh:
+        raise UsageError("--rehearse-preemption, --fresh: choose one; a rehearsal touches no run")
     require_writable(settings.runs, "runs")
     require_startable(settings, resolve(settings.dataset.output), fresh=fresh)
+    if rehearse_preemption:
+        return _rehearse(settings, as_json)
     began = time.monotonic()
     stages = start.flow(
         "flows.train:train_flow", settings.runs, config=config, overrides=overrides, fresh=fresh
     )
     return show_run(_run_of(stages), stages, began, as_json)
+
+
+def _rehearse(config: Config, as_json: bool) -> int:
+    """Print what a rehearsal of a preemption showed; the exit code is 1 where it did not go on bit for
+    bit."""
+    from tasks.dataset.versions import resolve
+    from tasks.supervision.rehearsal import rehearse
+
+    with screen.running("rehearse") as progress:
+        found = rehearse(
+            config,
+            resolve(config.dataset.output),
+            lambda what, status: progress(status.step, status.steps, f"steps, {what}"),
+        )
+    if as_json:
+        print_result(
+            ok=found.is_exact,
+            steps=found.steps,
+            preempted_at=found.preempted_at,
+            obeyed_s=round(found.obeyed_s, 2),
+            grace_s=found.grace_s,
+            difference=found.difference or None,
+        )
+        return 0 if found.is_exact else 1
+    grace = f"{duration(found.obeyed_s)} of the {duration(found.grace_s)} that a stopped training has"
+    if found.is_exact:
+        how = f"preempted at step {found.preempted_at} of {found.steps}, the training went on bit for bit"
+        return say(f"✓ {how}\n  its checkpoint and its end took {grace}")
+    say(f"✗ preempted at step {found.preempted_at}, the training went on otherwise: {found.difference}")
+    say(f"  its checkpoint and its end took {grace}\n  both trainings: {near(found.folder)}")
+    if config.train is not None and not config.train.deterministic:
+        say("  next    --set train.deterministic=true: kernels of a GPU give other bits each time without it")
+    return 1
 
 
 def evaluate(

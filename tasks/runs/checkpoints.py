@@ -24,7 +24,8 @@ SETTLED_NS = 2_000_000_000
 
 
 class CheckpointMeta(BaseModel):
-    """`meta.json`: `files` maps file names to BLAKE3; `val_loss` is None where none is measured yet."""
+    """`meta.json`: `files` maps file names to BLAKE3; `val_loss` is None where none is measured yet.
+    `seconds` is how long it took to write, None in an older one."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -32,6 +33,7 @@ class CheckpointMeta(BaseModel):
     files: dict[str, str]
     val_loss: float | None = None
     time: float
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)

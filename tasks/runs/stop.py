@@ -15,12 +15,17 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from tasks.core.files import write_atomic
+from tasks.runs.checkpoints import list_checkpoints, read_meta
 from tasks.runs.folder import RunFolder
 
 Who = Literal["user", "page", "signal", "agent", "rule", "somebody"]
 """`user`: a command; `page`: the flow run's page, or whoever ended the flow run; `signal`: a signal to the
 agent, such as at its time limit; `agent`: a new start, for which the agent at work makes room; `rule`: one of
 `evaluate.stop_when`; `somebody`: a file that does not name its author."""
+
+
+GRACE_S = 45.0
+"""Below submitit's warning before a time limit."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,15 @@ class Stop:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def grace_s(run: RunFolder) -> float:
+    """Return how long a training may take to obey before it is ended: GRACE_S, or longer where its
+    checkpoints take long to write, of which one may be on its way and one more follows."""
+    found = list_checkpoints(run)[-1:]
+    meta = read_meta(found[0]) if found else None
+    took_s = 0.0 if meta is None or meta.seconds is None else meta.seconds
+    return max(GRACE_S, GRACE_S / 2 + 2.5 * took_s)
 
 
 def order_stop(run: RunFolder, who: Who, reason: str) -> None:

@@ -29,8 +29,6 @@ from tasks.supervision.slowness import Slowness
 from tasks.supervision.standstill import GoesOn, Stalled, Standstill
 from tasks.supervision.success import RankEnd, TrainingEnd, causes_of, stood_still, tail_of
 
-STOP_GRACE_S = 45.0
-"""A training that has not obeyed `stop` by then is ended; below submitit's warning before the time limit."""
 logger = logging.getLogger(__name__)
 
 
@@ -90,7 +88,7 @@ class Attendance:
             if is_stopping and deadline is None:
                 logger.warning("stopping: %s", reason)
                 duties.on_stop()
-                deadline = time.monotonic() + STOP_GRACE_S
+                deadline = time.monotonic() + stop.grace_s(self._run)
             if deadline is not None and time.monotonic() > deadline:
                 self._is_forced = True
                 ranks.end()

@@ -31,8 +31,8 @@ from tasks.runs.stop import Who
 from tasks.supervision import trainer
 
 POLL_S = 0.25
-STOP_S = 50.0
-"""How long a run that is stopped may take to leave by itself: the agent's own grace, and a little."""
+LEAVE_S = 5.0
+"""How long an agent may take to leave, beyond the grace that its training has."""
 ORPHANS_S = 5.0
 """How long what no agent holds any more may take: a training ends with its agent, a job does not."""
 
@@ -98,8 +98,14 @@ def cancel(run: RunFolder, reason: str = "cancelled by the user", who: Who = "us
     return False
 
 
-def end(run: RunFolder, reason: str, who: Who = "user", patience_s: float = STOP_S) -> Stopped:
-    """Cancel the run and wait until no process of it lives; what is left after `patience_s` is killed.
+def patience(run: RunFolder) -> float:
+    """Return how many seconds a run that is stopped may take to leave by itself."""
+    return stop.grace_s(run) + LEAVE_S
+
+
+def end(run: RunFolder, reason: str, who: Who = "user", patience_s: float | None = None) -> Stopped:
+    """Cancel the run and wait until no process of it lives; what is left after `patience_s`, by default the
+    time that it has to obey, is killed.
 
     A training that obeys leaves a checkpoint of its last step.
     """
@@ -107,6 +113,7 @@ def end(run: RunFolder, reason: str, who: Who = "user", patience_s: float = STOP
     obeys = True
     with contextlib.suppress(Held):  # somebody is preparing a start of it, which is not ours to stop
         obeys = cancel(run, reason, who)
+    patience_s = patience(run) if patience_s is None else patience_s
     deadline = time.monotonic() + (patience_s if obeys else min(patience_s, ORPHANS_S))
     forced: tuple[RunProcess, ...] = ()
     while left := _alive({**known, **_living(run)}):

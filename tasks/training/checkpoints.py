@@ -253,13 +253,14 @@ def _publish(run: RunFolder, step: int, write: Callable[[Path], None], val_loss:
 
     A folder that has the name already is torn, or `newest` would have resumed from it.
     """
-    final, draft = run.checkpoint(step), _draft_of(run, step)
+    began, final, draft = time.monotonic(), run.checkpoint(step), _draft_of(run, step)
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     write(draft)
     written = sorted(path for path in draft.rglob("*") if path.is_file())
     files = {str(path.relative_to(draft)): _settle(path) for path in written}
-    meta = CheckpointMeta(step=step, files=files, val_loss=val_loss, time=time.time())
+    took_s = round(time.monotonic() - began, 3)
+    meta = CheckpointMeta(step=step, files=files, val_loss=val_loss, time=time.time(), seconds=took_s)
     write_json(draft / META, meta.model_dump())
     leave_if_taken_over(run)
     fsync_path(draft)

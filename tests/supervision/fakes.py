@@ -26,7 +26,7 @@ from tasks.core.errors import DataError
 from tasks.core.files import link_atomic, write_atomic, write_json
 from tasks.core.schema import Config
 from tasks.loader.settings import LoaderSettings, write_settings
-from tasks.runs import checkpoints, metrics, phases
+from tasks.runs import checkpoints, metrics, phases, stop
 from tasks.runs.data import data_of
 from tasks.runs.environment import Meeting
 from tasks.runs.folder import RunFolder
@@ -35,7 +35,6 @@ from tasks.runs.plan import plan
 from tasks.supervision import (
     agent,
     allocation,
-    attendance,
     evaluation_jobs,
     evaluations,
     node_ranks,
@@ -131,7 +130,11 @@ def train(folder: str) -> int:
     writer, phase = metrics.MetricsWriter(run.metrics), PhaseWriter(run)
     found = checkpoints.newest_sound(run)
     step = 0 if found is None else found.step
-    state = b"seed" if found is None else (found.path / "model.safetensors").read_bytes()
+    state = (
+        behaviour.get("seed", "seed").encode()
+        if found is None
+        else (found.path / "model.safetensors").read_bytes()
+    )
     phase.set("first_batch", step)
     while step < config.train.steps:
         time.sleep(behaviour["step_s"])
@@ -265,9 +268,7 @@ def agent_main(folder: str, aside_s: str | None = None, predecessor: str | None 
     evaluation_jobs.JOB = "tests.supervision.fakes:evaluation_job"
     evaluations.TRIES = behaviour_of(RunFolder(Path(folder))).get("tries", evaluations.TRIES)
     evaluations.RETRY_S = behaviour_of(RunFolder(Path(folder))).get("retry_s", 0.0)
-    attendance.STOP_GRACE_S = behaviour_of(RunFolder(Path(folder))).get(
-        "stop_grace_s", attendance.STOP_GRACE_S
-    )
+    stop.GRACE_S = behaviour_of(RunFolder(Path(folder))).get("stop_grace_s", stop.GRACE_S)
     restarts.RESTARTS = behaviour_of(RunFolder(Path(folder))).get("restarts", restarts.RESTARTS)
     restarts.PAUSES_S = behaviour_of(RunFolder(Path(folder))).get("pauses_s", (0.0, 0.0, 0.0))
     least_s = behaviour_of(RunFolder(Path(folder))).get("silence_s")

@@ -72,7 +72,9 @@ def test_is_whole_and_named_by_latest(undisturbed: RunFolder) -> None:
     assert checkpoint.step == STEPS and is_sound(checkpoint)
     assert undisturbed.latest.resolve() == checkpoint.path.resolve()
     meta = read_json(checkpoint.path / "meta.json")
-    assert set(meta) == {"step", "files", "val_loss", "time"} and 0 < meta["val_loss"] < math.log(256)
+    assert set(meta) == {"step", "files", "val_loss", "time", "seconds"} and 0 < meta["val_loss"] < math.log(
+        256
+    )
     assert {path.name for path in checkpoint.path.iterdir()} == {"meta.json", *meta["files"]}
     assert all(path.stat().st_mode & 0o777 == 0o644 for path in checkpoint.path.iterdir())
 
