@@ -63,7 +63,7 @@ COMMANDS = {
         "flows.commands.runs:logs",
         "flows.commands.runs:cancel",
         "flows.commands.runs:resume",
-        "flows.commands.runs:gather",
+        "flows.commands.gather:gather",
         "flows.commands.runs:report",
         "flows.commands.runs:forget",
         "flows.commands.weights:export",

@@ -112,8 +112,8 @@ def configured(path: Path, overrides: Overrides | None) -> Config:
         recipes.check_recipe(settings.train)
         require_ranks(settings)
     evaluators.check_tasks(settings)
-    if settings.train is not None and settings.track.mode != "disabled" and find_spec("wandb") is None:
+    if settings.train is not None and settings.track.has_wandb and find_spec("wandb") is None:
         raise UsageError(
-            f"track.mode: {settings.track.mode} needs wandb: pip install 'tarmac[wandb]', or choose disabled"
+            "track.tracker: wandb is not installed: pip install 'tarmac[wandb]', or choose tensorboard"
         )
     return settings

@@ -1,4 +1,4 @@
-"""The commands on one run that is there: `logs`, `cancel`, `resume`, `gather`, `report` and `forget`."""
+"""The commands on one run that is there: `logs`, `cancel`, `resume`, `report` and `forget`."""
 
 from __future__ import annotations
 
@@ -190,56 +190,6 @@ def resume(run: RunName, /, *, runs: RunsFolder = RUNS, as_json: AsJson = False)
         version = status.record.data[0].version
         screen.warn(f"its data has a newer version; the run goes on with its own, {version}")
     return train(folder.config, changes=changes, as_json=as_json)
-
-
-def gather(
-    run: RunName,
-    /,
-    *,
-    sync: Annotated[bool, Parameter(help="Then upload the run's offline files to wandb.")] = False,
-    runs: RunsFolder = RUNS,
-    as_json: AsJson = False,
-) -> int:
-    """Write a run's results into its wandb run, now or late.
-
-    Nothing is written twice.
-
-    For example:
-      tarmac gather 2e94 --sync
-    """
-    from tasks.runs.folder import find
-    from tasks.runs.jobs import agent_is_alive
-    from tasks.supervision.tracking import gathering
-
-    folder = find(runs, run)
-    is_going_on = agent_is_alive(folder)
-    if is_going_on and sync:
-        raise TarmacError(f"{folder.name} goes on, and its gatherer with it; upload it once it has ended")
-    if is_going_on:
-        gathering.accompany(folder)
-    else:
-        gathering.complete(folder)
-    if sync:
-        gathering.sync(folder)
-    evaluations = counted(len(gathering.results_of(folder)), "evaluation")
-    upload = gathering.upload(folder)
-    skipped = gathering.faults(folder)
-    if as_json:
-        return print_result(
-            run=folder.name,
-            wandb=str(folder.wandb),
-            going_on=is_going_on,
-            uploaded=upload is None and not is_going_on,
-            skipped=skipped,
-        )
-    for line in skipped:
-        screen.warn(f"not gathered: {line}")
-    if is_going_on:
-        return say(
-            f"{folder.name} goes on, and its own gatherer is at work: {evaluations} so far, {folder.wandb}"
-        )
-    say(f"✓ gathered {evaluations} and the metrics: {folder.wandb}")
-    return 0 if upload is None else say(f"  {upload}")
 
 
 def report(run: RunName, /, *, runs: RunsFolder = RUNS, as_json: AsJson = False) -> int:

@@ -48,7 +48,7 @@ def compose(evidence: RunContents, inputs: str, written: float) -> str:
     manifests = [account.manifest for account in accounts if account.manifest is not None]
     first = headline_of(evidence.results, evidence.config, evidence.best_step)
     gallery, config = _gallery(evidence, accounts, first), evidence.config
-    is_tracked = config is None or config.track.mode != "disabled"
+    is_tracked = config is None or config.track.has_wandb
     return render(
         "reporting/report.html",
         inputs=inputs,

@@ -155,7 +155,7 @@ def _links(evidence: RunContents, accounts: Sequence[Account], wandb: str | None
             yield f"- dataset {account.name}: {link(page)}"
     if run.best.exists():
         yield f"- model: `{near(run.best)}`"
-    if evidence.config is not None and evidence.config.track.mode != "disabled":
+    if evidence.config is not None and evidence.config.track.has_wandb:
         command = f"tarmac gather {run.handle} --sync"
         yield f"- wandb: [{wandb}]({wandb})" if wandb else f"- wandb: offline; `{command}` uploads it"
 

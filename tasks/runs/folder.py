@@ -165,6 +165,8 @@ class RunFolder:
     def eval_result(self, step: int) -> Path:
         return self.eval_results / f"step_{step}.json"
 
+    tensorboard = RunFile("tensorboard")
+    """TensorBoard's event files, a folder for each axis; the gatherer writes them."""
     wandb = RunFile("wandb")
     gathered = RunFile("wandb/gathered.json")
     """How far the gatherer is, and whether all there was to gather is in the wandb run."""

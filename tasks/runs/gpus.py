@@ -18,7 +18,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,18 +76,23 @@ def memory_of_gpu() -> float | None:
     return min((float(line) * 2**20 for line in _ask_smi("memory.total")), default=None)
 
 
+def products_of_gpus() -> list[str]:
+    """Return the product name of each of this machine's GPUs; none where nvidia-smi does not say."""
+    return _ask_smi("name", str) if gpus_here() else []
+
+
 def compute_in_bf16() -> bool:
     """Return whether this machine's GPUs have bf16, as those of compute capability 8.0 and above; true where
     nvidia-smi does not say."""
     return all(float(line) >= BF16_SINCE for line in _ask_smi("compute_cap"))
 
 
-def _ask_smi(what: str) -> list[str]:
-    """A number for each GPU; none where nvidia-smi gives no numbers."""
+def _ask_smi(what: str, kind: Callable[[str], object] = float) -> list[str]:
+    """A value of this kind for each GPU; none where nvidia-smi gives others."""
     command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits"]
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=SMI_S, check=True).stdout
-        return [str(float(line)) for line in said.split()]
+        return [str(kind(line.strip())) for line in said.splitlines() if line.strip()]
     except (OSError, ValueError, subprocess.SubprocessError):
         return []
 

@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from tasks.core.files import append_line, fsync_path, read_lines
-from tasks.core.units import shorten
+from tasks.core.units import counted, shorten
 
 TRAIN_AXIS = "train/step"
 EVAL_AXIS = "eval/step"
+AXES = (TRAIN_AXIS, EVAL_AXIS)
+MOST_STEPS = 1 << 62
 TAIL_BYTES = 1 << 16
 UID = re.compile(r"([^:]+):(\d+):.+")
 
@@ -32,6 +34,12 @@ def make_row(axis: str, step: int, kind: str, values: Mapping[str, Any]) -> dict
     It is the one row of `kind` (such as `train`, `val`, `eval/zero_shot`) at that step of the axis.
     """
     return {"uid": f"{axis}:{step}:{kind}", "t": round(time.time(), 3), axis: step, **values}
+
+
+def axis_of(row: Mapping[str, Any]) -> str:
+    """Return the axis on which a sound row has its place: the one that its uid names, if it names one."""
+    named = row["uid"].partition(":")[0]
+    return named if named in AXES else next(axis for axis in AXES if axis in row)
 
 
 def finite(value: Any) -> Any:
@@ -117,12 +125,28 @@ def fault_of(row: Mapping[str, Any]) -> str | None:
     if not isinstance(uid, str) or not uid:
         return f"its uid is {_brief(uid)}, which is no text" if "uid" in row else "it has no uid"
     for key, value in row.items():
-        if key != "uid" and value is not None and not isinstance(value, int | float):
+        if key != "uid" and value is not None and not _is_number(value):
             return f"{key} is {_brief(value)}, which is no number"
     named = UID.fullmatch(uid)
     if named is not None and row.get(named[1]) != int(named[2]):
         return f"{named[1]} is {row.get(named[1])!r}, but its uid is {uid!r}"
+    steps = {axis: row[axis] for axis in AXES if axis in row}
+    if not steps:
+        return f"it has neither {TRAIN_AXIS} nor {EVAL_AXIS}"
+    for axis, step in steps.items():
+        if step is None or not 0 <= step < MOST_STEPS or step != int(step):
+            return f"{axis} is {_brief(step)}, which is no step"
     return None
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        float(value)
+    except OverflowError:  # JSON has integers of any length
+        return False
+    return True
 
 
 def _brief(value: Any) -> str:
@@ -130,24 +154,49 @@ def _brief(value: Any) -> str:
 
 
 def faults(path: Path) -> list[str]:
-    """Return a line for each row that no reader takes: its number in the file, and why."""
+    """Return a line for each row that no reader takes, and for each number that none takes as it is: its line
+    in the file, and why."""
     try:
         lines = path.read_bytes().split(b"\n")[:-1]  # a last line without an end is still being written
     except FileNotFoundError:
         return []
-    found = []
+    found, taken = [], _CountedRows()
     for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError:
-            fault: str | None = "it is torn"
-        else:
-            fault = fault_of(row) if isinstance(row, dict) else "it is no JSON object"
-        if fault is not None:
+        if (
+            line.strip()
+            and (fault := _fault_in(line) or taken.fault_of(json.loads(line), number)) is not None
+        ):
             found.append(f"{path.name} line {number}: {fault}")
-    return found
+    return [*found, *taken.nulls(path.name)]
+
+
+def _fault_in(line: bytes) -> str | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return "it is torn"
+    return fault_of(row) if isinstance(row, dict) else "it is no JSON object"
+
+
+class _CountedRows:
+    """The sound rows of a file so far: by uid the line of the one that counts, and whether it is whole."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, tuple[int, bool]] = {}
+
+    def fault_of(self, row: Mapping[str, Any], number: int) -> str | None:
+        is_whole = None not in finite(row).values()
+        line, was_whole = self._lines.setdefault(row["uid"], (number, is_whole))
+        if was_whole and line != number:
+            return f"its uid {row['uid']!r} is that of line {line}, which counts"
+        if is_whole:
+            self._lines[row["uid"]] = (number, True)
+        return None
+
+    def nulls(self, name: str) -> list[str]:
+        lines = [line for line, is_whole in self._lines.values() if not is_whole]
+        rows = f"and {counted(len(lines) - 1, 'further line')} hold" if len(lines) > 1 else "holds"
+        return [f"{name} line {lines[0]} {rows} a number that is not finite; it is null"] if lines else []
 
 
 def tail(path: Path, size_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:

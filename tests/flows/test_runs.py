@@ -46,7 +46,8 @@ def test_the_last_screen_names_the_upload_until_it_is_done(
     assert gather.gather.fn(run).summary == f"{says} (offline)"
     assert f"  wandb   {command}\n" in last_screen()
     set_mode(run, "online")
-    offline = f"offline: a part was gathered so; upload: {command}"
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    offline = f"offline, there is no key; {command}"
     assert gather.gather.fn(run).summary == f"{says} ({offline})"
     assert f"  wandb   {offline}\n" in last_screen()
     wandb_file.synced_of(wandb_file.files_of(run.wandb)[0]).touch()
@@ -75,10 +76,11 @@ def test_the_command_reports_what_it_gathered(
     (tmp_path / "tasks.py").write_text("a user's own, which has nothing to do with Tarmac's package")
     monkeypatch.chdir(tmp_path)
     assert cli.main(["gather", str(run.path)]) == 0
-    upload = f"  tarmac gather {run.handle} --sync\n"
-    assert capsys.readouterr().out == f"✓ gathered 1 evaluation and the metrics: {run.wandb}\n{upload}"
+    upload = f"    tarmac gather {run.handle} --sync\n"
+    done = f"✓ {run.name}  gathered 1 evaluation and the metrics: {run.path}"
+    assert capsys.readouterr().out == f"{done}\n{upload}"
     assert cli.main(["gather", str(run.path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["uploaded"] is False
+    assert json.loads(capsys.readouterr().out)["runs"][0]["uploaded"] is False
 
 
 def test_a_run_that_goes_on_is_not_waited_for(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,7 +91,7 @@ def test_a_run_that_goes_on_is_not_waited_for(run: RunFolder, capsys: pytest.Cap
         assert "goes on, and its own gatherer is at work: 1 evaluation so far" in capsys.readouterr().out
         wait_for(lambda: len(wandb_file.rows_of(run.wandb)) == 4)
         assert cli.main(["gather", str(run.path), "--sync"]) == 1
-        assert "upload it once it has ended" in capsys.readouterr().err
+        assert "upload it once it has ended" in capsys.readouterr().out
     wait_for(lambda: gathering.is_complete(run) and holder_of(run.gatherer_lease) is None)
 
 

@@ -106,16 +106,35 @@ def test_rows_of_other_programs_are_taken_or_named(tmp_path: Path) -> None:
         '{"uid": "train/step:7:train", "tra',
         "[8]",
         '{"uid": "mine", "train/step": 9, "custom": 1}',
+        '{"uid": "nowhere", "custom": 1}',
+        '{"uid": "half", "train/step": 1.5, "custom": 1}',
+        '{"uid": "unknown", "eval/step": null, "custom": 1}',
+        '{"uid": "train/step:10:train", "train/step": 10, "train/loss": true}',
+        f'{{"uid": "train/step:11:train", "train/step": 11, "train/loss": 1{"0" * 400}}}',
+        '{"uid": "train/step:12:train", "train/step": 12, "train/loss": 1e999}',
+        "",
     ]
     path.write_text("".join(f"{line}\n" for line in lines))
     rows, _ = metrics.read_metrics(path)
-    assert [(row["train/step"], row.get("train/loss")) for row in rows] == [(1, 0.5), (2, None), (9, None)]
-    assert metrics.last_step(path) == 2 and len(metrics.rows_of(rows, "train")) == 2
+    assert [(row["train/step"], row.get("train/loss")) for row in rows] == [
+        (1, 0.5),
+        (2, None),
+        (9, None),
+        (12, None),
+    ]
+    assert metrics.last_step(path) == 12 and len(metrics.rows_of(rows, "train")) == 3
     assert metrics.faults(path) == [
+        "metrics.jsonl line 2: its uid 'train/step:1:train' is that of line 1, which counts",
         "metrics.jsonl line 4: its uid is 7, which is no text",
         "metrics.jsonl line 5: it has no uid",
         "metrics.jsonl line 6: train/step is None, but its uid is 'train/step:5:train'",
         'metrics.jsonl line 7: train/loss is "high", which is no number',
         "metrics.jsonl line 8: it is torn",
         "metrics.jsonl line 9: it is no JSON object",
+        "metrics.jsonl line 11: it has neither train/step nor eval/step",
+        "metrics.jsonl line 12: train/step is 1.5, which is no step",
+        "metrics.jsonl line 13: eval/step is null, which is no step",
+        "metrics.jsonl line 14: train/loss is true, which is no number",
+        f"metrics.jsonl line 15: train/loss is {metrics._brief(10**400)}, which is no number",
+        "metrics.jsonl line 3 and 1 further line hold a number that is not finite; it is null",
     ]

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import socket
+import struct
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,16 +18,20 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 ENTITY = "lab"
+SLOW_S = 1.5
 
 
 class Server:
     """`rows` are the history rows by run and `_step`, so that a row replaces an earlier one of its step, as on
     the real server; `lines` counts the lines that held them. `status` is what an upload of rows is answered.
-    While `answers` is cleared it takes every request and answers none."""
+    While `answers` is cleared it takes every request and answers none. `mode` is how it treats every request: `ok`,
+    `slow`, `reset` (it ends the connection), or a status such as `500`."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.status = 200
+        self.mode = "ok"
+        self.asked = 0
         self.answers = threading.Event()
         self.answers.set()
         self.rows: dict[str, dict[int, dict[str, Any]]] = {}
@@ -88,9 +95,19 @@ def serving() -> Iterator[Server]:
         def do_POST(self) -> None:
             data = self.rfile.read(int(self.headers["Content-Length"]))
             server.answers.wait()
+            server.asked += 1
+            if server.mode == "reset":
+                linger = struct.pack("ii", 1, 0)  # so that closing the connection resets it
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                self.connection.close()
+                return
+            if server.mode == "slow":
+                time.sleep(SLOW_S)
             if self.headers.get("Content-Encoding") == "gzip":
                 data = gzip.decompress(data)
-            status, value = server.post(self.path, json.loads(data))
+            is_refused = server.mode.isdigit()
+            refusal = (int(server.mode), {"error": "refused by the test"}) if is_refused else None
+            status, value = refusal or server.post(self.path, json.loads(data))
             answer = json.dumps(value).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")

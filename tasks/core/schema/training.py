@@ -452,7 +452,25 @@ class Evaluate(Block):
 
 
 class Track(Block):
-    """The project and mode of the wandb run."""
+    """Where the rows of a run go. Its folder gets TensorBoard's event files in any case, unless tracking is
+    disabled."""
 
+    tracker: Literal["wandb", "tensorboard"] = "wandb"
+    """`tensorboard` leaves it at the event files: nothing else is installed, and no server takes part."""
     project: Annotated[str, Field(pattern=r"^[^/\\#?%:]{1,128}$")] = "tarmac"
+    """The project of the wandb run, where there is one."""
     mode: Literal["offline", "online", "disabled"] = "offline"
+    """`online` uploads while the training goes on, `disabled` tracks nothing."""
+
+    @property
+    def has_wandb(self) -> bool:
+        """Whether there is a wandb run."""
+        return self.mode != "disabled" and self.tracker == "wandb"
+
+    @model_validator(mode="after")
+    def _files_have_no_server(self) -> Self:
+        if self.tracker == "tensorboard" and self.mode == "online":
+            raise ValueError(
+                "mode: online needs a server, which tracker: tensorboard has none of; use offline"
+            )
+        return self

@@ -5,9 +5,9 @@ The gatherer is a process of its own because wandb may block and its death must 
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,11 +16,11 @@ from typing import NamedTuple
 from blake3 import blake3
 from pydantic import BaseModel
 
-from tasks.core.child import LAST_LINES
-from tasks.core.errors import TarmacError, UsageError
+from tasks.core.errors import TarmacError
 from tasks.core.files import read_json
-from tasks.core.lock import Lease, holder_of
+from tasks.core.lock import Holder, Lease, holder_of
 from tasks.core.process import Identity, child_environment, kill_tree
+from tasks.core.units import shorten
 from tasks.evaluation import results
 from tasks.evaluation.best import BestCheckpoint, standing
 from tasks.evaluation.expected import expected
@@ -32,9 +32,11 @@ from tasks.runs.metrics import finite
 from tasks.supervision.result_files import result_of
 from tasks.supervision.status import config_of
 from tasks.supervision.tracking import wandb_file
-from tasks.supervision.tracking.tracker import end_old_core
+from tasks.supervision.tracking.tracker import clause_of
+from tasks.supervision.tracking.wandb_run import end_old_core
 
 HTTP_TIMEOUT_S = 5
+POLL_S = 0.2
 PAUSE_S = 5.0
 LONGEST_PAUSE_S = 300.0
 DIGEST_DIGITS = 12
@@ -174,9 +176,10 @@ def chosen_by_metric(run: RunFolder) -> BestCheckpoint | None:
 
 
 def is_complete(run: RunFolder) -> bool:
-    """Whether the wandb run's files hold all that there is now, gathered in the mode of the config."""
-    marker = _marker(run)
-    return marker.get("inputs") == inputs(run) and marker.get("mode") == config_of(run).track.mode
+    """Whether the trackers' files hold all that there is now, gathered as the config has it."""
+    marker, track = _marker(run), config_of(run).track
+    asked = (track.tracker, track.mode)
+    return marker.get("inputs") == inputs(run) and (marker.get("tracker"), marker.get("mode")) == asked
 
 
 def _marker(run: RunFolder) -> dict[str, object]:
@@ -201,102 +204,115 @@ def url(run: RunFolder) -> str | None:
 def upload(run: RunFolder) -> str | None:
     """Return the command that uploads the remaining files, and why an online run has any.
 
-    None when all are uploaded, or tracking is disabled.
+    None when all are uploaded, or there is no wandb run.
     """
-    mode = config_of(run).track.mode
-    if mode == "disabled" or not not_uploaded(run):
+    track = config_of(run).track
+    if not track.has_wandb or not not_uploaded(run):
         return None
     command = f"tarmac gather {run.handle} --sync"
-    if mode == "offline":
+    if track.mode == "offline":
         return command
-    return f"offline: {_marker(run).get('not_uploaded') or 'a part was gathered so'}; upload: {command}"
+    return f"offline, {_marker(run).get('not_uploaded') or 'a part was gathered so'}; {command}"
 
 
 def accompany(run: RunFolder) -> None:
-    """Have a gatherer at work on a run whose agent lives; it stays as long as the agent.
-
-    UsageError when tracking is disabled.
-    """
-    _require_tracking(run)
-    holder = holder_of(run.gatherer_lease)
-    if holder is None or not holder.is_alive():
+    """Have a gatherer at work on a run whose agent lives; it stays as long as the agent."""
+    if _living_gatherer(run) is None:
         start_gatherer(run)
 
 
 def complete(run: RunFolder, timeout_s: float = 120.0) -> None:
     """Have everything gathered that there is, starting gatherers as needed.
 
-    Waits for the run's agent to leave, because a gatherer stays as long as the agent. TarmacError after
-    `timeout_s`, or when a gatherer fails; UsageError when tracking is disabled.
+    A gatherer that lives already is waited for. It stays as long as the run's agent, so the caller makes sure
+    that this is about to leave. TarmacError after `timeout_s`, or when a gatherer fails.
     """
-    _require_tracking(run)
     deadline = time.monotonic() + timeout_s
     while not is_complete(run):
+        if (other := _living_gatherer(run)) is not None:
+            if time.monotonic() > deadline:
+                raise TarmacError(f"it is being gathered by {other} for over {timeout_s:.0f} s")
+            time.sleep(POLL_S)
+            continue
         process = start_gatherer(run)
         try:
             code = process.wait(timeout=max(deadline - time.monotonic(), 0.1))
         except subprocess.TimeoutExpired:
             raise TarmacError(
-                f"gathering into wandb took longer than {timeout_s:.0f} s and goes on as process "
+                f"gathering took longer than {timeout_s:.0f} s and goes on as process "
                 f"{process.pid}; log: {run.gatherer_log}"
             ) from None
         if code != 0:
-            tail = run.gatherer_log.read_text(errors="replace").splitlines()[-LAST_LINES:]
-            raise TarmacError("\n  ".join([f"the gatherer failed; {run.gatherer_log} ends:", *tail]))
+            lines = run.gatherer_log.read_text(errors="replace").split("\n")
+            last = next((line for line in reversed(lines) if line.strip()), "it printed nothing")
+            raise TarmacError(f"the gatherer failed: {shorten(last)}; log: {run.gatherer_log}")
 
 
-def _require_tracking(run: RunFolder) -> None:
-    if config_of(run).track.mode == "disabled":
-        raise UsageError("track.mode: is disabled; set it to offline or online and start the run again")
+def _living_gatherer(run: RunFolder) -> Holder | None:
+    """The process that gathers the run now; None where a gatherer is to be started."""
+    holder = holder_of(run.gatherer_lease)
+    return holder if holder is not None and holder.is_alive() else None
 
 
 def sync(run: RunFolder, timeout_s: float = 300.0) -> int:
-    """Upload the files that are not uploaded yet, oldest first, and return how many.
+    """Upload the files that are not uploaded yet, and return how many.
 
-    Goes through `wandb sync`, a file at a time, so that rows of a later file follow those of an earlier one.
-    Where an online run has brought a part of a file to the server, those rows may be there twice; their uids
-    show it. TarmacError when the server did not accept a file within `timeout_s` in all; Held while a
+    TarmacError, in one line, when the server did not accept a file within `timeout_s` in all; Held while a
     gatherer writes.
     """
-    deadline = time.monotonic() + timeout_s
-    uploaded = 0
     with Lease(run.gatherer_lease):
         end_old_core(run)
-        for path in not_uploaded(run):
-            wandb_file.cut_torn_end(path)
-            printed = _sync_one(path, max(deadline - time.monotonic(), 1.0))
-            if not wandb_file.synced_of(path).exists():
-                raise TarmacError(
-                    f"{path} was not uploaded; check WANDB_BASE_URL and `wandb login`, then run "
-                    f"`tarmac gather {run.handle} --sync` again. wandb printed:\n{printed}"
-                )
-            uploaded += 1
-    return uploaded
+        try:
+            return upload_files(run, timeout_s)
+        except TarmacError as error:
+            raise TarmacError(f"not uploaded, {error}; check WANDB_BASE_URL and `wandb login`") from None
+
+
+def upload_files(run: RunFolder, timeout_s: float) -> int:
+    """The same for a caller who holds the gatherer's lease; the TarmacError is only the reason.
+
+    Goes through `wandb sync`, a file at a time and the oldest first, so that rows of a later file follow
+    those of an earlier one. Where an online run has brought a part of a file to the server, those rows may be
+    there twice; their uids show it.
+    """
+    deadline = time.monotonic() + timeout_s
+    left = not_uploaded(run)
+    for path in left:
+        wandb_file.cut_torn_end(path)
+        said = _sync_one(path, max(deadline - time.monotonic(), 1.0))
+        if not wandb_file.synced_of(path).exists():
+            raise TarmacError(clause_of(said) if said else "the server did not confirm it in time")
+    return len(left)
 
 
 def _sync_one(path: Path, timeout_s: float) -> str:
-    """Run `wandb sync` on a file and return the last lines that it printed; it is killed when it takes too
-    long.
+    """Run `wandb sync` on a file and return the errors that it printed, or its last line; nothing where it
+    was killed because it took too long. The gatherer's log gets all of it.
 
     It marks a file as synced even where the server refused the rows, and reports that by an error line only.
     """
-    with tempfile.TemporaryFile() as printed:
+    folder = path.parent.parent
+    with (folder / "gatherer.log").open("ab+") as printed:
+        begin = printed.seek(0, os.SEEK_END)
         process = subprocess.Popen(
             [sys.executable, "-m", "wandb", "sync", "--include-online", str(path.parent)],
             stdin=subprocess.DEVNULL,
             stdout=printed,
             stderr=printed,
-            env={**environment(child_environment()), "WANDB_DIR": str(path.parent.parent.parent)},
+            env={**environment(child_environment()), "WANDB_DIR": str(folder.parent)},
             start_new_session=True,
         )
         identity = Identity.of(process.pid)
+        is_late = False
         try:
             process.wait(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             kill_tree(identity, grace_s=1.0)
             process.wait()
-        printed.seek(0)
+            is_late = True
+        printed.seek(begin)
         lines = printed.read().decode(errors="replace").splitlines()
     if any(line.startswith(SYNC_ERROR) for line in lines):
         wandb_file.synced_of(path).unlink(missing_ok=True)
-    return "\n".join(f"  {line}" for line in lines[-LAST_LINES:])
+    errors = [line for line in lines if "error" in line.lower()]
+    return "" if is_late else " ".join(errors or lines[-1:] or ["wandb sync printed nothing"])

@@ -1,168 +1,61 @@
-"""One open wandb run, and every bound that keeps it from blocking. Imported by the gatherer only.
+"""What the gatherer asks of a tracker: a place to which each row of a run goes once.
 
-Measured (wandb 0.31): without these bounds `init` takes 91 s on a dead server and `finish` never returns. So
-`init` and every request (`gathering.environment`) have a time limit, `finish` runs beside a deadline, and
-the helper process `wandb-core`, which writes the file, is ended afterwards. By itself wandb begins `_step` at
-0 in every file of a run, and the server keeps one row per `_step`; so each row is given one that rises over
-all files. The number has no other meaning, because each family of metrics has an axis of its own.
+A tracker's files in the run's folder are its ledger: whoever opens it reads there which rows it has, so a
+gatherer that was killed at any moment is simply started again. Only one process writes at a time, the one
+that holds the gatherer's lease.
 """
 
 from __future__ import annotations
 
-import importlib
-import json
-import threading
+import re
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Literal
-
-import psutil
+from typing import Any, Protocol
 
 from tasks.core.errors import TarmacError
-from tasks.core.files import read_json, write_json
-from tasks.core.process import Identity, kill_tree
 from tasks.core.units import shorten
-from tasks.runs import record
-from tasks.runs.folder import RunFolder
-from tasks.runs.metrics import EVAL_AXIS, TRAIN_AXIS
-from tasks.supervision.tracking import wandb_file
 
-INIT_TIMEOUT_S = 15
-FINISH_TIMEOUT_S = 30.0
-FLUSH_INTERVAL_S = 1.0
-FATAL = "ERROR+4"
-"""The level at which `wandb-core` logs that it gives up an upload, which `finish` does not report."""
-AXES = {
-    "train/*": TRAIN_AXIS,
-    "val/*": TRAIN_AXIS,
-    "system/*": TRAIN_AXIS,
-    "eval/*": EVAL_AXIS,
-    "best/*": EVAL_AXIS,
-}
-Mode = Literal["offline", "online"]
+REFUSALS = (
+    (r"\b401\b|unauthorized|unauthenticated|invalid api key", "the key was refused"),
+    (r"no api key|api_key not configured|not logged in|could not find .*api key", "there is no key"),
+    (r"\b403\b|forbidden|permission denied", "the account may not write to the project"),
+    (r"\b404\b", "the server does not know the project or its owner"),
+    (r"\b429\b|rate limit|too many requests", "the server asks to wait"),
+    (r"\b5\d\d\b", "the server failed"),
+    (r"connection re(set|fused)|no such host|unreachable|dial tcp|\beof\b", "the server cannot be reached"),
+    (r"fatal error while uploading", "the server refused the rows"),
+    (r"timed? ?out|deadline exceeded", "the server did not answer in time"),
+)
+"""The answers of a server, and how each is shown in one clause; the first that fits counts."""
 
 
 class TrackerUnreachable(TarmacError):
-    """The wandb server cannot be used; the message explains why."""
+    """The tracker's server cannot be used now; the message is a clause that explains why."""
 
 
-def end_old_core(run: RunFolder) -> None:
-    """End the `wandb-core` that a killed gatherer left behind, before anybody reads what it writes."""
-    try:
-        core = Identity.from_json(read_json(run.wandb_core))
-    except FileNotFoundError:
-        return
-    kill_tree(core, grace_s=1.0)
-    run.wandb_core.unlink()
-
-
-class Tracker:
-    """The wandb run of a run folder, open from here to `close`."""
-
-    def __init__(
-        self, run: RunFolder, mode: Mode, project: str, facts: Mapping[str, Any], next_step: int
-    ) -> None:
-        """Open it, with `facts` as its config; rows count from `next_step` on, above all that are there
-        already.
-
-        TrackerUnreachable when `mode` is online and wandb cannot be used so. TarmacError when it cannot be
-        opened offline either, or is not installed: the library does not require it, hence the late import.
-        """
-        try:
-            self._wandb = wandb = importlib.import_module("wandb")
-        except ModuleNotFoundError:
-            raise TarmacError(
-                "track.mode: wandb is not installed; install tarmac[wandb], or set it to disabled"
-            ) from None
-        settings = wandb.Settings(
-            init_timeout=INIT_TIMEOUT_S,
-            console="off",
-            silent=True,
-            save_code=False,
-            disable_code=True,
-            disable_git=True,
-            disable_job_creation=True,
-            x_disable_machine_info=True,
-            x_disable_meta=True,
-            x_disable_stats=True,
-            x_save_requirements=False,
-            x_transaction_log_flush_interval=FLUSH_INTERVAL_S,
-        )
-        wandb.setup(settings)
-        self._cores = [Identity.of(child.pid) for child in psutil.Process().children()]
-        for core in self._cores:
-            write_json(run.wandb_core, core.to_json())
-        self._run_folder = run
-        self._mode = mode
-        self._is_finished = False
-        try:
-            self._run = wandb.init(
-                dir=str(run.path),
-                id=record.load_record(run).wandb_id or run.id,
-                name=run.name,
-                project=project,
-                mode=mode,
-                resume="allow",  # without it, syncing a second file of the run overwrites the first
-                config=dict(facts),
-                settings=settings,
-            )
-        except wandb.errors.Error as error:
-            self._end_core()
-            why = " ".join(str(error).split())
-            if mode == "online":
-                raise TrackerUnreachable(why) from None
-            raise TarmacError(f"wandb cannot open run {run.name}: {why}") from None
-        # The server may have rows that a killed gatherer's file has lost, and wandb drops rows of past steps.
-        self._next_step = max(next_step, self._run.starting_step)
-        for axis in sorted(set(AXES.values())):
-            self._run.define_metric(axis)
-        for pattern, axis in AXES.items():
-            self._run.define_metric(pattern, step_metric=axis)
-        self._run.define_metric("val/loss", step_metric=TRAIN_AXIS, summary="min")
-
-    def log(self, row: Mapping[str, Any]) -> None:
-        """Hand a row over; it is in the file within FLUSH_INTERVAL_S."""
-        self._run.log(dict(row), step=self._next_step, commit=True)
-        self._next_step += 1
+class Tracker(Protocol):
+    """The rows of one run in one tracker, from the opening to `close`."""
 
     @property
     def url(self) -> str | None:
-        """The address of the wandb run's page; None for one that is offline."""
-        return str(self._run.url) if self._run.url else None
+        """The address of the run's page; None for a tracker without a server."""
+
+    def recorded(self) -> dict[str, bool]:
+        """Read which uids its files hold, each with whether a row of it has no null."""
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        """Hand over a row that is not recorded. TrackerUnreachable when its server cannot be used."""
+
+    def flush(self) -> None:
+        """Have what was logged written soon, without waiting for it."""
 
     def close(self) -> str | None:
-        """Finish, within FINISH_TIMEOUT_S, and end `wandb-core`.
-
-        Returns why an online run's file is not uploaded; marks a file that is.
-        """
-        thread = threading.Thread(target=self._finish, name="wandb-finish", daemon=True)
-        thread.start()
-        thread.join(FINISH_TIMEOUT_S)
-        self._end_core()
-        if self._mode == "offline":
-            return None
-        if not self._is_finished:
-            return f"the server did not confirm the upload within {FINISH_TIMEOUT_S:.0f} s"
-        settings = self._run.settings
-        given_up = _given_up(Path(settings.log_internal))
-        if given_up is None:
-            wandb_file.synced_of(Path(settings.sync_file)).touch()
-        return given_up
-
-    def _finish(self) -> None:
-        self._run.finish()
-        self._wandb.teardown()
-        self._is_finished = True
-
-    def _end_core(self) -> None:
-        for core in self._cores:
-            kill_tree(core, grace_s=1.0)
-        self._run_folder.wandb_core.unlink(missing_ok=True)
+        """Write and end everything, within a bounded time; return why a server does not have all of it."""
 
 
-def _given_up(log: Path) -> str | None:
-    """Why `wandb-core` gave up an upload, according to its log; None when it did not."""
-    for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
-        if f'"level":"{FATAL}"' in line:
-            return shorten(str(json.loads(line)["msg"]))
-    return None
+def clause_of(text: str) -> str:
+    """Return in one clause what a library said about a server that it cannot use."""
+    plain = " ".join(text.split())
+    for pattern, clause in REFUSALS:
+        if re.search(pattern, plain, re.IGNORECASE):
+            return clause
+    return shorten(plain)
