@@ -58,7 +58,12 @@ def test_a_sound_version_is_proven_without_heavy_imports() -> None:
 
 def test_the_agent_is_light() -> None:
     loaded = imported("import tasks.supervision.agent")
-    assert not {"torch", "wandb", "prefect", "matplotlib", "pandas"} & loaded
+    assert not {"torch", "wandb", "tensorboardX", "prefect", "matplotlib", "pandas"} & loaded
+
+
+def test_no_rank_and_no_evaluation_has_a_tracker() -> None:
+    loaded = imported("import tasks.training.rank, tasks.training.external, tasks.evaluation.job")
+    assert not {"wandb", "tensorboardX"} & loaded
 
 
 def test_nothing_heavy_comes_in_before_the_work_is_known_to_be_needed() -> None:

@@ -17,7 +17,6 @@ import socket
 import struct
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ PREFIX = "events.out.tfevents."
 DRAFT = ".draft"
 HEADER = struct.Struct("<QI")
 CHECKSUM = struct.Struct("<I")
+EMPTY_S = 600.0
 VERSION = "brain.Event:2"
 
 
@@ -63,18 +63,16 @@ class EventFile:
     """The one event file of a folder. It is made when there is a first event."""
 
     def __init__(self, folder: Path) -> None:
-        """Take up the file that a killed writer has left: cut off a torn end, and drop an older one."""
+        """Take up the file that a killed writer has left, and cut off a torn end."""
         self._folder = folder
         self._added: list[Event] = []
         self._newest: dict[str, int] = {}
         """The last step of each series."""
         self._uids: set[str] = set()
         self._path: Path | None = None
-        found = sorted(folder.glob(f"{PREFIX}*"))
-        for older in found[:-1]:
-            older.unlink()
-        for newest in found[-1:]:
+        for newest in sorted(folder.glob(f"{PREFIX}*"))[-1:]:
             self._take_up(newest)
+        self._clear_away()
 
     def _take_up(self, path: Path) -> None:
         end, data = 0, path.read_bytes()
@@ -83,8 +81,6 @@ class EventFile:
         if end:
             os.truncate(path, end)
             self._path = path
-        else:
-            path.unlink()
 
     def recorded(self) -> dict[str, bool]:
         """Read the uids in the file, each with whether its row has no null."""
@@ -132,9 +128,18 @@ class EventFile:
             os.fsync(file.fileno())
         self._path = self._folder / _name_after(old)
         os.replace(draft, self._path)
-        if old is not None:
-            with suppress(FileNotFoundError):
-                old.unlink()
+        self._clear_away()
+
+    def _clear_away(self) -> None:
+        """Empty what was replaced, and remove it when each viewer has gone on to the next file: one whose
+        file is gone does not."""
+        for path in self._folder.glob(f"{PREFIX}*"):
+            if path == self._path:
+                continue
+            if path.stat().st_size:
+                os.truncate(path, 0)
+            elif time.time() - path.stat().st_mtime > EMPTY_S:
+                path.unlink()
 
     def _stored(self) -> Iterator[Event]:
         """The rows' events in the file."""
