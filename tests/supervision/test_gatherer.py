@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import platform
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -15,6 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from blake3 import blake3
 
 from flows.commands import runs as run_commands
 from flows.commands.gather import gather
@@ -23,10 +26,12 @@ from tasks.core.errors import TarmacError, UsageError
 from tasks.core.files import append_line, link_atomic, read_json, write_atomic, write_json
 from tasks.core.lock import Lease
 from tasks.core.process import Identity
-from tasks.runs import metrics, record
+from tasks.runs import metrics, provenance, record
 from tasks.runs.folder import RunFolder
 from tasks.runs.plan import plan
+from tasks.supervision.journal import AttemptJournal
 from tasks.supervision.tracking import gatherer, gathering, wandb_file
+from tasks.supervision.tracking.tensorboard_files import TensorBoardFiles
 from tests.supervision import fakes
 from tests.supervision.conftest import processes_of
 from tests.supervision.fakes import make_config, make_run
@@ -392,6 +397,127 @@ def test_a_foreign_row_does_not_stop_the_gathering(
     assert gathering.is_complete(run)
     rows = wandb_file.rows_of(run.wandb)
     assert len(rows) == 4 and rows[-1]["eval/mmstar_average"] == 0.41 and rows[-1]["eval/step"] == 700
+
+
+def test_each_kind_of_unusable_file_is_named_and_the_others_are_gathered(tmp_path: Path) -> None:
+    run = make_run(tmp_path, track={"mode": "offline"})
+    fakes.evaluate(run.path, 20, "zero_shot")
+    whole = run.evaluation(20, "zero_shot").read_text()
+    for step, content in {
+        30: whole[:50],
+        40: "",
+        50: "[1]",
+        60: whole.replace('"step": 20', '"step": "late"'),
+        70: whole,  # a copy of another step's
+        80: whole.replace('"step": 20', '"step": 80').replace('"top1": 0.2', '"top1": NaN', 1),
+        90: whole.replace('"step": 20', '"step": 90').replace('"top1": 0.2', '"top1": "high"', 1),
+        95: re.sub(r'"metrics": \{[^}]*\}', '"metrics": {}', whole.replace('"step": 20', '"step": 95')),
+    }.items():
+        write_atomic(run.evaluation(step, "zero_shot"), content)
+    write_atomic(run.evaluations / "zero_shot.json", whole)
+    for name, content in {
+        "step_700.json": '{"global_step": 700, "results": {"mmstar_average": 0.41}}',
+        "step_701.json": '{"global_step": 702, "results": {"mmstar_average": 0.41}}',
+        "step_703.json": '{"global_step": 703, "results": {}}',
+        "step_704.json": '{"global_step": 704, "results": {"mmstar_average": "high"}}',
+        "step_705.json": '{"global_st',
+        "newest.json": '{"global_step": 706, "results": {"mmstar_average": 0.41}}',
+    }.items():
+        write_atomic(run.eval_results / name, content)
+    gathering.complete(run)
+    rows = {row["eval/step"]: row for row in wandb_file.rows_of(run.wandb)}
+    assert sorted(rows) == [20, 80, 700] and rows[80]["eval/zero_shot/top1"] is None
+    assert rows[700]["eval/mmstar_average"] == 0.41
+    named = dict(line.split(": ", 1) for line in gathering.faults(run))
+    expected = {
+        "evaluations/step_30/zero_shot.json": "it is torn or not JSON: ",
+        "evaluations/step_40/zero_shot.json": "it is torn or not JSON: ",
+        "evaluations/step_50/zero_shot.json": "it is torn or not JSON: ",
+        "evaluations/step_60/zero_shot.json": "step: ",
+        "evaluations/step_70/zero_shot.json": "it is about zero_shot of step 20, but its path is not",
+        "evaluations/step_80/zero_shot.json": "metrics.top1: not finite, so it is null",
+        "evaluations/step_90/zero_shot.json": "metrics.top1: ",
+        "evaluations/step_95/zero_shot.json": "metrics: is empty",
+        "evaluations/zero_shot.json": "it lies in no folder step_<N>",
+        "eval_results/step_701.json": "it is about step 702, but its name is not",
+        "eval_results/step_703.json": "results: is empty",
+        "eval_results/step_704.json": "results.mmstar_average: ",
+        "eval_results/step_705.json": "it is torn or not JSON: ",
+        "eval_results/newest.json": "its name is not step_<N>.json",
+    }
+    assert named.keys() == expected.keys()
+    assert {name: why[: len(expected[name])] for name, why in named.items()} == expected
+
+
+def test_a_server_that_is_away_at_the_start_gets_every_row_once_it_answers(
+    tmp_path: Path, server: Server
+) -> None:
+    """While the run goes on; TensorBoard's files have the rows meanwhile."""
+    run = make_run(tmp_path, track={"mode": "online"})
+    server.mode = "401"
+    run.wandb.mkdir()
+    code = (
+        "import sys, logging; from tasks.supervision.tracking import gatherer\n"
+        "logging.basicConfig(); gatherer.RETRY_S = 2.0\n"
+        f"sys.exit(gatherer.main({str(run.path)!r}))"
+    )
+    with Lease(run.lease), run.gatherer_log.open("wb") as log:  # stands for the agent
+        write_rows(run, 1, 5)
+        process = subprocess.Popen([sys.executable, "-c", code], stderr=log)
+        refused = "the next try is in 2 s: the key was refused"
+        wait_for(lambda: refused in run.gatherer_log.read_text())
+        wait_for(lambda: len(TensorBoardFiles(run).recorded()) == 5)
+        server.mode = "ok"
+        write_rows(run, 6, 7)
+        wait_for(lambda: len(server.rows.get(wandb_id(run), {})) == 7)
+        assert process.poll() is None
+    assert process.wait(timeout=60) == 0
+    assert_reached(run, server)
+    assert gathering.upload(run) is None and gathering.is_complete(run)
+
+
+@pytest.mark.proof
+def test_what_a_refused_upload_left_is_uploaded_at_the_runs_end_by_itself(
+    tmp_path: Path, server: Server
+) -> None:
+    run = make_run(tmp_path, track={"mode": "online"})
+    with Lease(run.lease):
+        write_rows(run, 1, 5)
+        server.status = 401
+        process = gathering.start_gatherer(run)
+        wait_for(lambda: len(wandb_file.rows_of(run.wandb)) == 5)
+        time.sleep(3)
+        server.status = 200
+    assert process.wait(timeout=120) == 0
+    assert_reached(run, server)
+    assert gathering.upload(run) is None
+
+
+def test_the_tracked_run_shows_where_it_comes_from(tmp_path: Path) -> None:
+    run = make_run(
+        tmp_path,
+        track={"mode": "offline"},
+        engine={"train": {"setup": ["export TOKEN=abc"], "kind": "slurm"}},
+    )
+    fakes.save(run, 20, b"weights")
+    fakes.evaluate(run.path, 20, "zero_shot")
+    lease = Lease(run.lease)
+    with lease:
+        AttemptJournal(run, lease).begin()
+    gathering.complete(run)
+    (path,) = wandb_file.files_of(run.wandb)
+    found = wandb_file.read_wandb_file(path)
+    [data] = found.config["data"]
+    version = data["version"]
+    assert (tmp_path / "data" / "versions" / version).is_dir()
+    assert data["samples"] == {"train": 80, "val": 20} and data["accepted"] == 100 and data["rejects"] == 2
+    assert found.config["code"] == provenance.code_digest()
+    assert found.config["versions"]["python"] == platform.python_version()
+    assert found.config["host"] == Identity.mine().host and found.config["attempt"] == 1
+    assert found.config["config"]["train"]["lr"] == 1e-3 and found.config["config"]["evaluate"]["tasks"]
+    assert b"abc" not in path.read_bytes(), "the set-up lines of a job may hold a key"
+    [row] = found.rows
+    assert row["eval/zero_shot/weights"] == blake3(b"weights").hexdigest()[:12]
 
 
 def test_a_run_that_starts_anew_has_a_wandb_run_of_its_own(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ The gatherer is a process of its own because wandb may block and its death must 
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -143,18 +144,39 @@ def summaries_of_others(run: RunFolder) -> list[ForeignSummary]:
 
 
 def faults(run: RunFolder) -> list[str]:
-    """Return a line for each file and each row in the run's folder that is not gathered, and why."""
-    summaries = sorted(run.eval_results.glob("step_*.json"))
+    """Return a line for each file, row and number in the run's folder that is not gathered as it is, and
+    why."""
     found = [
-        *((path, results.examine_result(path)) for path in results.files_of(run)),
-        *((path, results.examine_summary(path)) for path in summaries),
+        *((path, _fault_of(results.examine_result(path))) for path in results.files_of(run)),
+        *((path, _fault_of_summary(run, path)) for path in sorted(run.eval_results.glob("step_*.json"))),
+        *((path, "it lies in no folder step_<N>") for path in sorted(run.evaluations.glob("*.json"))),
+        *((path, "its name is not step_<N>.json") for path in _misnamed(run)),
         *(
             (path, "it was no result and is moved aside")
             for path in run.path.glob(f"eval*/**/*{results.ASIDE}")
         ),
     ]
-    bad = [f"{path.relative_to(run.path)}: {why}" for path, why in found if isinstance(why, str)]
+    bad = [f"{path.relative_to(run.path)}: {why}" for path, why in found if why is not None]
     return [*bad, *metrics.faults(run.metrics)]
+
+
+def _fault_of(found: EvaluationResult | str) -> str | None:
+    if isinstance(found, str):
+        return found
+    not_finite = [name for name, value in found.metrics.items() if not math.isfinite(value)]
+    return f"metrics.{', metrics.'.join(not_finite)}: not finite, so it is null" if not_finite else None
+
+
+def _fault_of_summary(run: RunFolder, path: Path) -> str | None:
+    found = results.examine_summary(path)
+    if isinstance(found, str):
+        return found
+    ours = {step for step, _ in expected(config_of(run))}
+    return "results: is empty" if not found.results and found.global_step not in ours else None
+
+
+def _misnamed(run: RunFolder) -> list[Path]:
+    return sorted(set(run.eval_results.glob("*.json")) - set(run.eval_results.glob("step_*.json")))
 
 
 def inputs(run: RunFolder) -> dict[str, object]:
