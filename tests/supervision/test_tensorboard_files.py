@@ -124,6 +124,8 @@ def test_a_torn_end_and_a_file_that_was_replaced_are_cleared_away(tmp_path: Path
     for step in (3, 4):
         log(files, step, eval_top1=step)
     assert points(run, "eval", "eval/top1") == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
+    log(files, 0, eval_top1=0.0)
+    [path] = [one for one in (run.tensorboard / "eval").iterdir() if one.stat().st_size]
     assert replaced.stat().st_size == 0, "an open viewer goes on from it to the next file"
     os.utime(replaced, (0, 0))
     os.truncate(path, 5)

@@ -63,24 +63,20 @@ class EventFile:
     """The one event file of a folder. It is made when there is a first event."""
 
     def __init__(self, folder: Path) -> None:
-        """Take up the file that a killed writer has left, and cut off a torn end."""
+        """Read the file that an earlier writer has left; nothing is changed before the first `flush`."""
         self._folder = folder
         self._added: list[Event] = []
         self._newest: dict[str, int] = {}
         """The last step of each series."""
         self._uids: set[str] = set()
         self._path: Path | None = None
+        self._torn_at: int | None = None
         for newest in sorted(folder.glob(f"{PREFIX}*"))[-1:]:
-            self._take_up(newest)
-        self._clear_away()
-
-    def _take_up(self, path: Path) -> None:
-        end, data = 0, path.read_bytes()
-        for end, event in _events(data):  # noqa: B007
-            self._note(event)
-        if end:
-            os.truncate(path, end)
-            self._path = path
+            end, data = 0, newest.read_bytes()
+            for end, event in _events(data):  # noqa: B007
+                self._note(event)
+            self._path = newest if end else None
+            self._torn_at = end if end < len(data) else None
 
     def recorded(self) -> dict[str, bool]:
         """Read the uids in the file, each with whether its row has no null."""
@@ -101,8 +97,11 @@ class EventFile:
         if self._path is None or is_late:
             self._write_anew(added)
         else:
+            if self._torn_at is not None:
+                os.truncate(self._path, self._torn_at)
             with self._path.open("ab", buffering=0) as file:
                 file.write(b"".join(map(_framed, added)))
+        self._torn_at = None
 
     def _note(self, event: Event) -> bool:
         """Remember an event's place; return whether it lies at or behind one that is there already."""
