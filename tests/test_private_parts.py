@@ -85,6 +85,17 @@ def wandb(folder: Path) -> None:
     assert read.rows == [{"train/loss": 1.5}] and read.is_finished
 
 
+def tensorboard(folder: Path) -> None:
+    from tensorboard.compat.proto.event_pb2 import Event as Read
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.proto.summary_pb2 import Summary
+
+    value = Summary.Value(tag="train/loss", simple_value=1.5, node_name="the row")
+    written = Event(step=3, wall_time=2.0, summary=Summary(value=[value])).SerializeToString()
+    [read] = Read.FromString(written).summary.value
+    assert (read.tag, read.simple_value, read.node_name) == ("train/loss", 1.5, "the row")
+
+
 def prefect_sqlite(folder: Path) -> None:
     from prefect.server.database.configurations import AioSqliteConfiguration
     from prefect.server.database.dependencies import MODELS_DEPENDENCIES
@@ -111,8 +122,8 @@ def prefect_names(folder: Path) -> None:
 CANARIES: dict[str, Callable[[Path], None]] = {
     canary.__name__: canary
     for canary in (
-        forkserver, queue, dataloader, open_clip, tokenizer_file, wandb, prefect_sqlite, prefect_pages,
-        prefect_names,
+        forkserver, queue, dataloader, open_clip, tokenizer_file, wandb, tensorboard, prefect_sqlite,
+        prefect_pages, prefect_names,
     )
 }  # fmt: skip
 

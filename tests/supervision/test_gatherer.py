@@ -126,6 +126,7 @@ def test_rows_and_evaluations_lie_on_their_axes(tmp_path: Path) -> None:
         "eval/step": "",
         "train/*": "train/step",
         "val/*": "train/step",
+        "data/*": "train/step",
         "val/loss": "train/step",
         "system/*": "train/step",
         "eval/*": "eval/step",

@@ -38,6 +38,7 @@ FATAL = "ERROR+4"
 AXES = {
     "train/*": TRAIN_AXIS,
     "val/*": TRAIN_AXIS,
+    "data/*": TRAIN_AXIS,
     "system/*": TRAIN_AXIS,
     "eval/*": EVAL_AXIS,
     "best/*": EVAL_AXIS,
