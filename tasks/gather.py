@@ -1,11 +1,11 @@
-"""Every result in one wandb run: the agent's gatherer has written most of it, this stage completes and checks
-it."""
+"""Every result in the run's trackers: the agent's gatherer has written most of it, this stage completes and
+checks it."""
 
 from __future__ import annotations
 
 from tasks import control
 from tasks.core import screen
-from tasks.core.units import counted
+from tasks.core.units import counted, near
 from tasks.runs import record
 from tasks.runs.folder import RunFolder
 from tasks.stage import StageResult, is_transient, shown
@@ -15,7 +15,7 @@ from tasks.supervision.tracking import gathering
 
 @control.stage(name="gather", retries=2, retry_delay_seconds=5, retry_condition_fn=is_transient)
 def gather(run: RunFolder) -> StageResult[None]:
-    """Complete the run's wandb run. TarmacError when the gatherer fails; no part of the training is lost
+    """Complete what the trackers have. TarmacError when the gatherer fails; no part of the training is lost
     then."""
     with shown("gather") as stage:
         track = config_of(run).track
@@ -26,7 +26,10 @@ def gather(run: RunFolder) -> StageResult[None]:
         for line in gathering.faults(run):
             screen.warn(f"{run.name}: not gathered: {line}")
         evaluations = counted(len(gathering.results_of(run)), "evaluation")
-        wandb_id = record.load_record(run).wandb_id or run.id
-        upload = gathering.upload(run) if track.mode == "online" else None
-        summary = f"metrics and {evaluations} in wandb run {wandb_id} ({upload or track.mode})"
+        if track.has_wandb:
+            upload = gathering.upload(run) if track.mode == "online" else None
+            where = f"wandb run {record.load_record(run).wandb_id or run.id} ({upload or track.mode})"
+        else:
+            where = near(run.tensorboard)
+        summary = f"metrics and {evaluations} in {where}"
         return stage.result(summary, None, "unchanged" if was_complete else "changed")

@@ -55,6 +55,19 @@ def test_the_last_screen_names_the_upload_until_it_is_done(
     assert "  wandb  " not in last_screen()
 
 
+def test_without_wandb_the_last_screen_names_the_event_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage, "get_run_logger", logging.getLogger)
+    run = fakes.make_run(tmp_path, track={"tracker": "tensorboard"})
+    write_rows(run, 1, 3)
+    assert gather.gather.fn(run).summary == f"metrics and 0 evaluations in {run.tensorboard}"
+    training.show_run(run, [], time.monotonic(), False)
+    assert "  wandb  " not in capsys.readouterr().out
+    with pytest.raises(UsageError, match="online needs a server, which tracker: tensorboard has none of"):
+        fakes.make_config(tmp_path, track={"tracker": "tensorboard", "mode": "online"})
+
+
 def test_the_last_screen_leads_to_own_data_after_an_example_only(
     run: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:

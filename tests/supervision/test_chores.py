@@ -118,7 +118,8 @@ def test_results_of_others_are_gathered_or_named(tmp_path: Path) -> None:
     found = gathering.results_of(run)
     assert list(found) == [(700, "not_finite"), (700, "sound")]
     faults = gathering.faults(run)
-    assert len(faults) == len(FOREIGN) + 1 and any(
+    assert "evaluations/step_700/not_finite.json: metrics.top1: not finite, so it is null" in faults
+    assert len(faults) == len(FOREIGN) + 2 and any(
         line.startswith("eval_results/step_800.json: ") for line in faults
     )
     for name, (_, why) in FOREIGN.items():
