@@ -8,34 +8,21 @@ vision tower is SigLIP's. transformers has only the text tower of CT-CLIP.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from tasks.export.chat import ask_chat, require_siglip, save_tokenizer
 from tasks.export.formats import TEXTS, ProofQuestion, TrainedModel, Written, picture, refuse
 from tasks.export.open_clip import described, features
 from tasks.models.clip.clip import ClipRecipe
+from tasks.models.clip.clip_layouts import clip_views, why_no_clip_model
 from tasks.models.ct.ct_clip_options import CtClipOptions
 from tasks.models.ct.ct_reports import LEFT_OUT
 from tasks.models.vlm import vlm_layouts as layouts
 from tasks.models.vlm.vlm import VlmRecipe
 
-VISION = {"layers", "width", "head_width", "mlp_ratio", "patch_size", "image_size", "patch_dropout"}
-TEXT = {"context_length", "vocab_size", "width", "heads", "layers", "mlp_ratio"}
-WHOLE = {"embed_dim", "vision_cfg", "text_cfg", "quick_gelu", "init_logit_scale"}
-"""The keys in open_clip's description of a model that transformers' `CLIPModel` can represent."""
-BLOCK = {
-    "ln_1": "layer_norm1",
-    "ln_2": "layer_norm2",
-    "attn.out_proj": "self_attn.out_proj",
-    "mlp.c_fc": "mlp.fc1",
-    "mlp.c_proj": "mlp.fc2",
-}
-"""The parts of a layer by their names in open_clip and transformers, where `attn.in_proj` is three parts."""
 EVENLY_CROPPED = ((300, 100), (100, 300), (90, 90), (640, 640))
 """Sizes of pictures that lose equally many pixels on both sides: of an odd number, transformers' processor
 takes the larger half from the other side than torchvision."""
@@ -54,20 +41,6 @@ def write_hf(trained: TrainedModel, folder: Path) -> Written:
         return _reports(recipe, trained.model, folder)
     instead = "set train.model.text to a model of transformers for its text tower"
     raise refuse("hf", "transformers has no part of this model", instead)
-
-
-def why_no_clip_model(model: Mapping[str, Any]) -> str | None:
-    """Return the part of an open_clip description that `CLIPModel` lacks; None where it lacks nothing."""
-    vision, text = model["vision_cfg"], model["text_cfg"]
-    tables = ((model, WHOLE, ""), (vision, VISION, "vision_cfg."), (text, TEXT, "text_cfg."))
-    for table, known, place in tables:
-        for name, value in table.items():
-            if name not in known and value not in (None, False):
-                return f"{place}{name}: {value}"
-    for name in ("layers", "image_size", "patch_size"):
-        if not isinstance(vision.get(name, 1), int):
-            return f"vision_cfg.{name}: {vision[name]}"
-    return None
 
 
 def _transformers() -> Any:
@@ -89,7 +62,8 @@ def _clip(recipe: ClipRecipe, model: Any, folder: Path) -> Written:
     config = _clip_config(library, model, recipe.tokenize, known["embed_dim"], activation)
     with torch.device("meta"):
         theirs = library.CLIPModel(config)
-    theirs.load_state_dict(_clip_weights(model), strict=True, assign=True)
+    weights = {name: value.contiguous() for name, value in clip_views(model).items()}
+    theirs.load_state_dict(weights, strict=True, assign=True)
     theirs.save_pretrained(folder)
     _clip_processor(library, model, recipe.tokenize, pictures).save_pretrained(folder)
     shown = [picture(number, *size) for number, size in enumerate(EVENLY_CROPPED)]
@@ -147,42 +121,6 @@ def _clip_processor(library: Any, model: Any, tokenizer: Any, pictures: Any) -> 
         model_max_length=model.context_length,
     )
     return library.CLIPProcessor(of_pictures, of_texts)
-
-
-def _clip_weights(model: Any) -> dict[str, Tensor]:
-    """Return open_clip's weights by transformers' names; open_clip multiplies its projections from
-    the right."""
-    mine: dict[str, Tensor] = {name: value.contiguous() for name, value in model.state_dict().items()}
-    theirs = {
-        "logit_scale": mine["logit_scale"].reshape(()),
-        "visual_projection.weight": mine["visual.proj"].T.contiguous(),
-        "text_projection.weight": mine["text_projection"].T.contiguous(),
-        "vision_model.embeddings.class_embedding": mine["visual.class_embedding"],
-        "vision_model.embeddings.patch_embedding.weight": mine["visual.conv1.weight"],
-        "vision_model.embeddings.position_embedding.weight": mine["visual.positional_embedding"],
-        "text_model.embeddings.token_embedding.weight": mine["token_embedding.weight"],
-        "text_model.embeddings.position_embedding.weight": mine["positional_embedding"],
-    }
-    parts = {
-        "visual.ln_pre": "vision_model.pre_layrnorm",
-        "visual.ln_post": "vision_model.post_layernorm",
-        "ln_final": "text_model.final_layer_norm",
-    }
-    towers = (
-        ("visual.transformer", model.visual.transformer, "vision_model"),
-        ("transformer", model.transformer, "text_model"),
-    )
-    for name, tower, other in towers:
-        for number in range(len(tower.resblocks)):
-            here, there = f"{name}.resblocks.{number}", f"{other}.encoder.layers.{number}"
-            parts |= {f"{here}.{part}": f"{there}.{part_there}" for part, part_there in BLOCK.items()}
-            for kind in ("weight", "bias"):
-                joined = mine[f"{here}.attn.in_proj_{kind}"].chunk(3)
-                for letter, value in zip("qkv", joined, strict=True):
-                    theirs[f"{there}.self_attn.{letter}_proj.{kind}"] = value.contiguous()
-    for part, other in parts.items():
-        theirs |= {f"{other}.{kind}": mine[f"{part}.{kind}"] for kind in ("weight", "bias")}
-    return theirs
 
 
 def _vlm(recipe: VlmRecipe, model: Any, folder: Path) -> Written:

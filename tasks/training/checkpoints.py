@@ -18,8 +18,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import pickle
-import re
 import shutil
 import tempfile
 import time
@@ -32,11 +30,12 @@ from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, load_model, save_file, save_model
+from safetensors.torch import load_model, save_file, save_model
 from torch import Tensor, distributed, nn
 
 from tasks.core.errors import DataError, TarmacError, first_line
 from tasks.core.files import blake3_file, fsync_path, link_atomic, write_json
+from tasks.models.state_dict import weights_of
 from tasks.runs.checkpoints import (
     META,
     MODEL,
@@ -59,14 +58,8 @@ DRAFT = ".draft_"
 OUT_OF_MEMORY = "memory ran out while saving"
 """The agent looks for it in the log of a training that ended so."""
 NO_MEMORY = f"{OUT_OF_MEMORY}; lower loader.workers, loader.prefetch or train.batch_size"
-WRAPPERS = re.compile(r"^(module\.)?(_orig_mod\.)?")
-"""The prefixes that DDP and torch.compile put before the names of a model's weights."""
 REFUSED = (OSError, RuntimeError, MemoryError)
 logger = logging.getLogger(__name__)
-
-
-class UnreadableWeights(TarmacError):
-    """A file of weights is not whole yet, or no checkpoint."""
 
 
 class Weights(nn.Module):
@@ -218,24 +211,6 @@ def take_over_weights(run: RunFolder, step: int, source: Path, val_loss: float |
     """
     weights = weights_of(source)
     _publish(run, step, lambda draft: save_file(weights, draft / MODEL), val_loss)
-
-
-def weights_of(path: Path) -> dict[str, torch.Tensor]:
-    """Return the state dict in a file of torch or safetensors, by the names that the model itself gives.
-
-    UnreadableWeights where there is none.
-    """
-    try:
-        if path.suffix == ".safetensors":
-            found: Any = load_file(path)
-        else:
-            found = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
-        raise UnreadableWeights(f"{path}: {first_line(error)}") from error
-    weights = found.get("state_dict", found) if isinstance(found, dict) else None
-    if not weights or not all(isinstance(value, torch.Tensor) for value in weights.values()):
-        raise UnreadableWeights(f"{path}: holds no state dict")
-    return {WRAPPERS.sub("", name): value.contiguous() for name, value in weights.items()}
 
 
 def parts_draft_of(run: RunFolder, step: int) -> Path:

@@ -160,7 +160,8 @@ class FollowedCommand:
                 self._convert(step, path, is_over=is_over)
 
     def _convert(self, step: int, path: Path, *, is_over: bool) -> None:
-        from tasks.training.checkpoints import UnreadableWeights, take_over_weights  # late, for torch
+        from tasks.models.state_dict import UnreadableWeights  # late, for torch
+        from tasks.training.checkpoints import take_over_weights
 
         try:
             self._metrics.settle()
@@ -197,7 +198,7 @@ def saved(output: Path, per_epoch: int) -> list[tuple[int, Path]]:
 
 def set_torn_aside(output: Path, per_epoch: int, known: Collection[int]) -> None:
     """Rename what a killed trainer had begun to write, or it would try to go on from that for ever."""
-    from tasks.training.checkpoints import UnreadableWeights, weights_of  # late, for torch
+    from tasks.models.state_dict import UnreadableWeights, weights_of  # late, for torch
 
     for step, path in saved(output, per_epoch):
         if step not in known:
