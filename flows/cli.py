@@ -48,7 +48,7 @@ COMMANDS = {
         "flows.commands.datasets:build",
         "flows.commands.training:bench",
         "flows.commands.training:train",
-        "flows.commands.training:evaluate",
+        "flows.commands.evaluation:evaluate",
     ),
     "Datasets": (
         "flows.commands.soundness:verify",

@@ -1,13 +1,15 @@
-"""The flow that completes the evaluations of a run."""
+"""The flows that complete the evaluations of a run, and evaluate checkpoints of any trainer."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from flows.lifecycle import tarmac_flow, works_on
-from flows.parameters import Named
-from flows.stages import Stages, evaluate_run
+from flows.lifecycle import concerns, tarmac_flow, works_on
+from flows.parameters import Named, Overrides, configured
+from flows.stages import Stages, evaluate_run, follow_on
+from tasks.dataset.versions import resolve
 from tasks.runs.folder import find
+from tasks.runs.followed import Followed
 
 
 @tarmac_flow("evaluate")
@@ -21,3 +23,17 @@ def evaluate_flow(run: Named, runs: Path = Path("runs")) -> Stages:
     folder = find(runs, run)
     works_on(folder)
     return evaluate_run(folder)
+
+
+@tarmac_flow("follow")
+def follow_flow(config: Path, followed: Followed, overrides: Overrides | None = None) -> Stages:
+    """Evaluate a checkpoint of any trainer, or each that appears in a folder, by a config.
+
+    Args:
+        config: The config file, whose model, dataset and evaluate block are used.
+        followed: The checkpoint, or the folder in which others appear.
+        overrides: Values for this run only; a field that is left empty keeps the config's value.
+    """
+    settings = configured(config, overrides)
+    concerns(settings)
+    return follow_on(settings, resolve(settings.dataset.output), followed)

@@ -20,9 +20,12 @@ from tasks.report import report
 from tasks.runs import record
 from tasks.runs.data import version_path
 from tasks.runs.folder import RunFolder
+from tasks.runs.followed import Followed
 from tasks.runs.plan import locate, plan
 from tasks.stage import StageResult
 from tasks.supervision.beforehand import require_startable
+from tasks.supervision.following import reopen
+from tasks.supervision.launch import Goal
 from tasks.supervision.status import config_of
 from tasks.train import train
 from tasks.tune import tune
@@ -109,9 +112,17 @@ def _train(config: Config, run: RunFolder) -> Stages:
     return [tuned, train(run, tuned.details.started), *evaluate_run(run)]
 
 
-def evaluate_run(run: RunFolder) -> Stages:
+def follow_on(config: Config, version: Path, followed: Followed) -> Stages:
+    """Evaluate checkpoints of another trainer by a config, as they appear, then report and gather them."""
+    run = plan(config, version, followed=followed)
+    works_on(run)
+    reopen(run)
+    return evaluate_run(run, "train")
+
+
+def evaluate_run(run: RunFolder, goal: Goal = "evaluate") -> Stages:
     """Evaluate, report and gather a run; DataError at the end names each evaluation without a result."""
-    evaluated = evaluate(run)
+    evaluated = evaluate(run, goal)
     stages: Stages = [evaluated, report(run), gather(run)]
     require(evaluated.details)
     return stages

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks import control, ownership
-from tasks.core.errors import DataError
+from tasks.core import screen
+from tasks.core.errors import DataError, Withdrawn
 from tasks.core.units import counted
 from tasks.runs.folder import RunFolder
+from tasks.runs.plan import command_to_resume
 from tasks.stage import StageResult, shown
 from tasks.supervision import launch
+from tasks.supervision.following import quiet_warning
 from tasks.supervision.status import EvaluationStatus, RunStatus, config_of
 
 
@@ -24,19 +27,32 @@ class Evaluated:
 
 
 @control.stage(name="evaluate")
-def evaluate(run: RunFolder) -> StageResult[Evaluated]:
-    """Complete every evaluation that the run's config asks for; the details name those without a result."""
+def evaluate(run: RunFolder, goal: launch.Goal = "evaluate") -> StageResult[Evaluated]:
+    """Complete every evaluation that the run's config asks for; the details name those without a result.
+
+    With the goal `train` a run that follows another trainer goes on until the last checkpoint is evaluated;
+    Withdrawn where somebody cancels it.
+    """
     with shown("evaluate") as stage:
+        quiet_s = 0.0
 
         def progress(status: RunStatus) -> None:
+            nonlocal quiet_s
             why = ""
             for waiting in status.evaluations_waiting[:1]:
                 reason = " waits" if config_of(run).dataset.private else f": {waiting.waiting}"
                 why = f"step {waiting.step:,} {waiting.task}{reason}"
+            if not why and not status.training_is_over:
+                why = status.reason  # what the folder that it follows has, and what comes next
+            if status.quiet_s > quiet_s:
+                screen.warn(quiet_warning(run, status.quiet_s))
+            quiet_s = status.quiet_s
             stage.progress(status.evaluations_done, len(status.evaluations), "evaluations", why)
 
-        started = ownership.start_or_adopt(run, "evaluate")
+        started = ownership.start_or_adopt(run, goal)
         status = launch.wait_for_evaluations(run, progress)
+        if goal == "train":
+            require_followed(status)
         steps = {evaluation.step for evaluation in status.evaluations}
         done = f"{status.evaluations_done} of {len(status.evaluations)} results"
         summary = f"{counted(len(steps), 'checkpoint')}, {done}"
@@ -47,6 +63,15 @@ def evaluate(run: RunFolder) -> StageResult[Evaluated]:
             "unchanged" if started.is_up_to_date else "changed",
             mark="✗" if missing else "✓",
         )
+
+
+def require_followed(status: RunStatus) -> None:
+    """Raise Withdrawn where the following was cancelled, DataError where it failed."""
+    why = f"{status.run.name}: {status.state}: {status.reason}"
+    if status.state == "cancelled":
+        raise Withdrawn("cancelled", f"{why}; again: {command_to_resume(status.run)}")
+    if status.state != "succeeded":
+        raise DataError(f"{why}\n  log: {status.log}")
 
 
 def require(evaluated: Evaluated) -> None:

@@ -1,4 +1,4 @@
-"""The commands that train and evaluate: `run`, `train`, `evaluate` and `bench`, and their last screen.
+"""The commands that train: `run`, `train` and `bench`, and the last screen of a run.
 
 `run` first checks on disk alone whether there is anything to do, because Prefect takes longer to start.
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from flows.commands.arguments import AsJson, Changes, ConfigFile, Fresh, RunName, RunsFolder
+from flows.commands.arguments import AsJson, Changes, ConfigFile, Fresh
 from flows.commands.output import print_result, say
 from tasks.core import screen
 from tasks.core.errors import UsageError
@@ -136,56 +136,6 @@ def _rehearse(config: Config, as_json: bool) -> int:
     return 1
 
 
-def evaluate(
-    run: RunName,
-    /,
-    *,
-    step: Annotated[int | None, Parameter(help="Repeat those of this step, besides what is missing.")] = None,
-    task: Annotated[str | None, Parameter(help="Repeat this evaluation, besides what is missing.")] = None,
-    runs: RunsFolder = Path("runs"),
-    as_json: AsJson = False,
-) -> int:
-    """Complete a run's evaluations, and write its report again.
-
-    For example:
-      tarmac evaluate 2e94
-      tarmac evaluate 2e94 --step 400 --task zero_shot
-    """
-    from flows.operate import start
-    from tasks.runs.folder import find
-    from tasks.supervision import launch
-    from tasks.supervision.status import look_at_run
-
-    folder = find(runs, run)
-    status = look_at_run(folder)
-    asked = status.evaluations
-    if not asked:
-        raise UsageError(
-            f"evaluate: the config of {folder.name} asks for none; add an evaluate block and run it again"
-        )
-    chosen = [one for one in asked if step in (None, one.step) and task in (None, one.task)]
-    if not chosen:
-        there = ", ".join(f"step {one.step} {one.task}" for one in asked)
-        raise UsageError(f"--step, --task: {folder.name} has no such evaluation; it has {there}")
-    is_again = step is not None or task is not None
-    again = [one for one in chosen if is_again and one.step in status.checkpoints]
-    if is_again and not again:
-        there = ", ".join(f"{one:,}" for one in status.checkpoints) or "none"
-        raise UsageError(
-            f"--step, --task: {folder.name} has no checkpoint to evaluate again for it (it has: {there}); "
-            "its results stay"
-        )
-    began = time.monotonic()
-    is_idle = not again and not status.agent_is_alive
-    if is_idle and launch.is_done(status, "evaluate") and _is_reported(folder):
-        if not as_json:
-            summary = f"up to date: {counted(len(asked), 'evaluation')}, each with its result"
-            screen.finished("evaluate", summary, time.monotonic() - began)
-        return show_run(folder, [], began, as_json)
-    stages = start.evaluation(folder, [(one.step, one.task) for one in again])
-    return show_run(folder, stages, began, as_json)
-
-
 def bench(
     config: ConfigFile,
     /,
@@ -264,10 +214,10 @@ def finished_run(settings: Config, version: Path) -> RunFolder | None:
         return None
     if run.config.read_text(encoding="utf-8") != dump(resolve_for(run, settings, version)):
         return None  # what does not shape the weights has changed, such as the evaluations asked for
-    return run if look_at_run(run).is_complete and _is_reported(run) else None
+    return run if look_at_run(run).is_complete and is_reported(run) else None
 
 
-def _is_reported(run: RunFolder) -> bool:
+def is_reported(run: RunFolder) -> bool:
     """Whether the wandb run and the report hold everything that the run's folder has."""
     from tasks.reporting.report import is_current
     from tasks.supervision.status import config_of

@@ -26,6 +26,7 @@ from tasks.evaluation.contract import (
     Embeddings,
     Members,
 )
+from tasks.evaluation.origins import load_origin
 from tasks.loader.bad import BadSampleError
 from tasks.loader.batches import open_split
 from tasks.loader.feed import Data, Feed
@@ -39,6 +40,7 @@ from tasks.runs import record
 from tasks.runs.checkpoints import MODEL, Checkpoint, is_sound
 from tasks.runs.data import data_of, left_out_by, left_out_of, version_path
 from tasks.runs.folder import RunFolder
+from tasks.runs.followed import read_origin
 
 
 def load_model_of(run: RunFolder, config: Config, step: int) -> tuple[Any, nn.Module]:
@@ -46,6 +48,8 @@ def load_model_of(run: RunFolder, config: Config, step: int) -> tuple[Any, nn.Mo
     of the weights. DataError where there is no checkpoint with a sound model."""
     if config.train is None:
         raise UsageError(f"{run.config}: has no train block, so there is no model")
+    if (origin := read_origin(run.checkpoint(step))) is not None:
+        return load_origin(config.train, origin)
     checkpoint = Checkpoint(step, run.checkpoint(step))
     if not is_sound(checkpoint, MODEL):
         raise DataError(f"{checkpoint.path}: missing or torn; resume the run and it is written again")
@@ -74,6 +78,8 @@ class LoadedCheckpoint:
         `version` is one of another dataset than the run's own, to be evaluated on.
         """
         recipe, model = load_model_of(run, config, step)
+        saved = run.checkpoint(step)
+        origin = read_origin(saved)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         if version is None:
             data = Data(version_path(record.load_record(run).data[0]), left_out_by(run))
@@ -85,7 +91,7 @@ class LoadedCheckpoint:
             device=device,
             precision="fp32" if config.train is None else config.train.precision,
             feed=Feed.of(config, [data], recipe, workers=workers),
-            _place=CheckpointLocation(run.path, run.checkpoint(step), step),
+            _place=CheckpointLocation(run.path, origin.path if origin is not None else saved, step),
         )
 
     def place(self) -> CheckpointLocation:

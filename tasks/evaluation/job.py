@@ -19,6 +19,7 @@ from tasks.evaluation.checkpoint import LoadedCheckpoint
 from tasks.evaluation.results import EvaluationResult
 from tasks.runs import provenance
 from tasks.runs.folder import RunFolder
+from tasks.runs.followed import read_origin
 
 
 def evaluate_checkpoint(run_folder: Path, step: int, task: str, question: str = "") -> None:
@@ -37,6 +38,8 @@ def evaluate_checkpoint(run_folder: Path, step: int, task: str, question: str = 
     evaluator = evaluators.load_evaluator(tasks[task])
     other = evaluator.dataset
     outcome = evaluator.evaluate(LoadedCheckpoint.open(run, config, step, other))
+    if (origin := read_origin(run.checkpoint(step))) is not None:
+        outcome = replace(outcome, notes=(*outcome.notes, f"checkpoint {origin.path}"))
     if other is not None:  # whose keys may be those of other samples in the run's own dataset
         outcome = replace(outcome, predictions=(), notes=(*outcome.notes, f"evaluated on {other}"))
     result = EvaluationResult(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tasks.core.units import counted
-from tasks.evaluation.expected import expected
+from tasks.evaluation.expected import expected_of
 from tasks.reporting.evidence import RunContents
 from tasks.runs.data import version_path
 from tasks.runs.ledger import LedgerEntry
@@ -123,8 +123,8 @@ def _evaluations(evidence: RunContents) -> Iterator[Note]:
     to_come: list[str] = []
     config = evidence.config
     is_planned = config is not None and config.train is not None and config.train.steps is not None
-    wanted = expected(config) if config is not None and is_planned else []
     is_early = evidence.record is not None and evidence.record.stopped_early
+    wanted = expected_of(evidence.run, config) if config is not None and is_planned else []
     for key in sorted(({*wanted, *evidence.ledger} - there) | in_vain):
         step, task = key
         if is_early and step > evidence.last_checkpoint:
@@ -160,7 +160,11 @@ def _missing(evidence: RunContents) -> Iterator[Note]:
         yield Note("warn", "The run's config is missing", lines)
     if evidence.loader is None and "loader.json" not in evidence.unreadable:
         yield Note("warn", "The loader's settings are missing", ("loader.json does not exist.",))
-    if not evidence.rows and "metrics.jsonl" not in evidence.unreadable:
+    if (
+        not evidence.rows
+        and not evidence.run.followed.exists()
+        and "metrics.jsonl" not in evidence.unreadable
+    ):
         yield Note("warn", "No training metrics yet", ("metrics.jsonl has no rows.",))
 
 

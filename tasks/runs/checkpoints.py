@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from tasks.core.errors import DataError
 from tasks.core.files import blake3_file, ignore_missing, read_json, unreadable_as_error
 from tasks.runs.folder import RunFolder
+from tasks.runs.followed import read_origin
 
 META = "meta.json"
 MODEL = "model.safetensors"
@@ -86,10 +87,12 @@ def read_meta(checkpoint: Checkpoint) -> CheckpointMeta | None:
 
 def is_sound(checkpoint: Checkpoint, only: str | None = None) -> bool:
     """Whether `meta.json` is there, for this step, and every file that it names (or `only` that file) has the
-    content that it had.
+    content that it had. One of another trainer is sound as long as its files are as the run took them.
 
     DataError when a file cannot be read: it may be whole.
     """
+    if (origin := read_origin(checkpoint.path)) is not None:
+        return not (origin.unusable or origin.lack())
     meta = read_meta(checkpoint)
     if meta is None or meta.step != checkpoint.step or not meta.files:
         return False

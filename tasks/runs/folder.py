@@ -167,6 +167,11 @@ class RunFolder:
 
     tensorboard = RunFile("tensorboard")
     """TensorBoard's event files, a folder for each axis; the gatherer writes them."""
+    followed = RunFile("followed.json")
+    """The folder or checkpoint of another trainer that the run evaluates instead of training."""
+    following = RunFile("following.json")
+    """What the agent reports of it."""
+
     wandb = RunFile("wandb")
     gathered = RunFile("wandb/gathered.json")
     """How far the gatherer is, and whether all there was to gather is in the wandb run."""

@@ -16,7 +16,7 @@ from typing import Any
 from tasks.core import config as configs
 from tasks.core import screen
 from tasks.core.errors import TarmacError, UsageError
-from tasks.core.files import fsync_path, write_atomic
+from tasks.core.files import digest, fsync_path, write_atomic, write_json
 from tasks.core.lock import Held, Lease, pin
 from tasks.core.quarantine_file import Quarantined, to_text
 from tasks.core.schema import Config, TaskSpec, Train, TrainEngine
@@ -34,6 +34,7 @@ from tasks.runs.data import (
     version_path,
 )
 from tasks.runs.folder import ARCHIVE, RunFolder
+from tasks.runs.followed import Followed, read_followed
 from tasks.runs.gpus import compute_in_bf16, trains_on_gpus
 from tasks.runs.identity import DataRef, identity, run_id, weight_files
 from tasks.runs.record import RunRecord
@@ -43,33 +44,56 @@ WRITTEN_S = 15.0
 POLL_S = 0.1
 
 
-def locate(config: Config, version: Path) -> RunFolder:
-    """Return the folder of this config and data, whether or not it is there yet; writes nothing."""
-    run, *_ = _located(config, version)
+def locate(config: Config, version: Path, followed: Followed | None = None) -> RunFolder:
+    """Return the folder of this config and data, whether or not it is there yet; writes nothing.
+
+    With `followed` it is that of the run which evaluates checkpoints of another trainer.
+    """
+    run, *_ = _located(config, version, followed)
     return run
 
 
 def _located(
-    config: Config, version: Path
+    config: Config, version: Path, followed: Followed | None = None
 ) -> tuple[RunFolder, Config, list[DataRef], list[Quarantined], dict[str, Any]]:
     """The run's folder, its resolved config, its data, the samples that it leaves out, and its identity."""
-    resolved = resolve(config, version)
+    resolved = resolve(config if followed is None else _without_training(config), version)
     data = datasets_of(resolved, version)
     quarantined = left_out_of_all(data)
     fields = identity(resolved, data, quarantine_digest(quarantined))
+    if followed is not None:
+        fields = {**fields, "follows": str(followed.path)}
+        fields["digest"] = digest({name: value for name, value in fields.items() if name != "digest"})
     run = RunFolder(resolved.runs / f"{config.name}-{run_id(fields)}")
     return run, resolved, data, quarantined, fields
 
 
-def plan(config: Config, version: Path, *, fresh: bool = False) -> RunFolder:
+def _without_training(config: Config) -> Config:
+    """Return the config of a run that follows another trainer, which starts from no weights of its own and
+    removes no checkpoint."""
+    train, evaluate = config.train, config.evaluate
+    assert train is not None and evaluate is not None  # or there is nothing to evaluate by
+    return config.model_copy(
+        update={
+            "train": train.model_copy(update={"keep": None}),
+            "evaluate": evaluate.model_copy(update={"start": False}),
+        }
+    )
+
+
+def plan(
+    config: Config, version: Path, *, fresh: bool = False, followed: Followed | None = None
+) -> RunFolder:
     """Return the run's folder with its record, its config and the data's quarantine, and pin the version.
+
+    With `followed` the run trains nothing and evaluates checkpoints of another trainer.
 
     An existing run keeps its record, except for the folders of the data; its config follows the given one
     (they differ only in keys that do not shape the weights) unless an agent works on it, of which a warning
     is printed. `fresh` moves an existing run to `runs/archive/` first; TarmacError when it is in use.
     UsageError for evaluations of steps that an existing run has passed without a checkpoint.
     """
-    run, resolved, data, quarantined, fields = _located(config, version)
+    run, resolved, data, quarantined, fields = _located(config, version, followed)
     if fresh and run.record.exists():
         _archive(run)
     resolved = _as_it_began(run, resolved)
@@ -79,7 +103,7 @@ def plan(config: Config, version: Path, *, fresh: bool = False) -> RunFolder:
         raise UsageError(f"runs: {run.path} cannot be made: {error.strerror}") from None
     try:
         with Lease(run.lease):
-            _write(run, resolved, fields, data, quarantined)
+            _write(run, resolved, fields, data, quarantined, followed)
     except Held as held:
         _leave_alone(run, resolved, held)
     pinned: set[Path] = set()
@@ -97,9 +121,9 @@ def _evaluated_on(config: Config) -> list[Path]:
     return [Path(given) for task in tasks if isinstance(given := task.arguments.get("dataset"), str)]
 
 
-def resolve_for(run: RunFolder, config: Config, version: Path) -> Config:
+def resolve_for(run: RunFolder, config: Config, version: Path, followed: Followed | None = None) -> Config:
     """Return the config as `plan` writes it into the folder of a run, which may be there already."""
-    return _as_it_began(run, resolve(config, version))
+    return _as_it_began(run, resolve(config if followed is None else _without_training(config), version))
 
 
 def _as_it_began(run: RunFolder, config: Config) -> Config:
@@ -111,8 +135,10 @@ def _as_it_began(run: RunFolder, config: Config) -> Config:
     before = configs.reload(run.config).evaluate
     known = {} if before is None else {task.name: task.arguments.get("dataset") for task in before.tasks}
     tasks = [_on_known_version(task, known.get(task.name)) for task in evaluate.tasks]
-    is_past = bool(list_checkpoints(run)) and not (
-        run.checkpoint(0).exists() or run.evaluation(0, "any").parent.exists()
+    is_past = (
+        not run.followed.exists()
+        and bool(list_checkpoints(run))
+        and not (run.checkpoint(0).exists() or run.evaluation(0, "any").parent.exists())
     )
     start = False if is_past and config.evaluates_start else evaluate.start
     return config.model_copy(
@@ -129,7 +155,7 @@ def _on_known_version(task: TaskSpec, known: Any) -> TaskSpec:
 
 
 def command_to_resume(run: RunFolder) -> str:
-    """Return the command that resumes the run, from the folder where this process is."""
+    """Return the command that resumes the run, or follows on, from the folder where this process is."""
     return shlex.join(["tarmac", "resume", run.handle])
 
 
@@ -160,7 +186,8 @@ def resolve(config: Config, version: Path) -> Config:
     evaluate = config.evaluate
     if evaluate is not None:
         tasks = [_on_its_version(task, config, version) for task in evaluate.tasks]
-        evaluate = evaluate.model_copy(update={"tasks": tasks})
+        folder = None if evaluate.results_dir is None else _absolute(evaluate.results_dir)
+        evaluate = evaluate.model_copy(update={"tasks": tasks, "results_dir": folder})
     changes = {"runs": _absolute(config.runs), "dataset": dataset, "train": train, "evaluate": evaluate}
     return config.model_copy(update=changes)
 
@@ -248,9 +275,13 @@ def _write(
     fields: dict[str, Any],
     data: list[DataRef],
     quarantined: list[Quarantined],
+    followed: Followed | None,
 ) -> None:
     text = configs.dump(config)
-    require_checkpoints(run, config)
+    if followed is None:
+        require_checkpoints(run, config)
+    elif not run.followed.exists() or read_followed(run) != followed:
+        write_json(run.followed, followed.model_dump(mode="json"))
     if run.record.exists():
         there = record.load_record(run)
         if there.data != data:

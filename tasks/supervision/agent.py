@@ -40,6 +40,7 @@ from tasks.supervision.attendance import Attendance, Duties
 from tasks.supervision.chores import Chores
 from tasks.supervision.evaluation_jobs import Evaluations
 from tasks.supervision.evaluations import Training
+from tasks.supervision.following import Follower, follower_of
 from tasks.supervision.forgetfulness import Forgetfulness
 from tasks.supervision.journal import AttemptJournal
 from tasks.supervision.pruning import Pruner
@@ -75,6 +76,7 @@ class Agent:
         self._pruner = Pruner(run, self._config)
         self._forgetfulness = Forgetfulness(run, self._config)
         self._rules = StopRules(run, self._config)
+        self._follower = follower_of(run, self._config)
         self._chores = Chores()
         self._succession = Succession(run, self._config, aside_s)
         self._successor: Job | None = None
@@ -116,7 +118,9 @@ class Agent:
             self._run, self._config, self._journal.number, is_continued=self._succession.is_successor
         )
         training: Training = "complete" if self._journal.is_trained else "broken"
-        if self._journal.is_to_train:
+        if self._journal.is_to_train and self._follower is not None:
+            training = self._follow(self._follower, evaluations)
+        elif self._journal.is_to_train:
             training = self._train_with_gpus(evaluations) if self._is_done(tuning.prepare) else "broken"
         while (reason := self._stop_reason()) is None and self._keep(
             evaluations, training, submitting=not self._is_left_soon(evaluations)
@@ -128,6 +132,22 @@ class Agent:
         self._chores.do("train.keep", lambda: self._pruner.prune(evaluations.open_steps), None)
         if reason is not None:
             self._leave(evaluations, training, reason)
+
+    def _follow(self, follower: Follower, evaluations: Evaluations) -> Training:
+        """Have the checkpoints of another trainer evaluated as they appear, until the last has."""
+        began = time.time()
+        while (reason := self._stop_reason()) is None:
+            if self._chores.do("the followed folder", follower.look, False):
+                evaluations.renew()
+            if follower.is_over:
+                content = {"outcome": "succeeded", "reason": "", "started": began, "ended": time.time()}
+                self._journal.training_ended(content, "succeeded", None, None)
+                return "complete"
+            self._journal.set_state("running", follower.words)
+            self._keep(evaluations, "going")
+            time.sleep(self._pause_s())
+        self._stopped_before_training(reason, came_further=True)  # as what follows is yet to come
+        return "broken"
 
     def _keep(self, evaluations: Evaluations, training: Training, *, submitting: bool = True) -> bool:
         """Look after the evaluations and what follows from them; True while some are still to come."""
@@ -290,8 +310,8 @@ class Agent:
         self._journal.set_state("running")
         return True
 
-    def _stopped_before_training(self, reason: str) -> None:
-        again = self._allocation.why_again(self._obeyed)
+    def _stopped_before_training(self, reason: str, *, came_further: bool = False) -> None:
+        again = self._allocation.why_again(self._obeyed, came_further=came_further)
         queued_again = None if again is None else f"{again} before it trained"
         self._journal.stopped_before_training(reason, self._obeyed, queued_again)
 

@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from tasks.core.config import reload
 from tasks.core.engines.slurm_queue import CANCELLED, ending
@@ -24,6 +25,7 @@ from tasks.evaluation import results
 from tasks.runs import jobs, ledger, metrics
 from tasks.runs.checkpoints import SETTLED_NS, CheckpointListing
 from tasks.runs.folder import RunFolder
+from tasks.runs.followed import Origin, origins_of
 from tasks.runs.gpus import GpusInUse, HeldGpus, take_gpu_to_evaluate, usable_gpus, visible_gpus
 from tasks.runs.jobs import Job, job_in
 from tasks.runs.ledger import Key, LedgerEntry
@@ -86,7 +88,11 @@ class Evaluations:
         self._when = config.evaluate.when if config.evaluate is not None else "idle"
         self._held: dict[Key, HeldGpus] = {}
         """The GPUs of jobs that are about to take them themselves."""
-        self._wanted = wanted_of(run.id, config)
+        self._config = config
+        self._origins: dict[int, Origin] = {}
+        """Where the checkpoints of a run come from that follows another trainer."""
+        self._wanted: list[WantedEvaluation] = []
+        self.renew()
         history = ledger.read_ledger(run.ledger)
         self._entries = ledger.fold(history)
         if not is_continued:
@@ -107,6 +113,12 @@ class Evaluations:
         self._results: set[Key] = set()
         self._looked = -FULL_LOOK_S
         self._changed_ns = 0
+
+    def renew(self) -> None:
+        """Take up what is wanted now, as a run that follows another trainer has taken a checkpoint."""
+        is_following = self._run.followed.exists()
+        self._origins = origins_of(self._run) if is_following else {}
+        self._wanted = wanted_of(self._run.id, self._config, self._origins if is_following else None)
 
     def advance(self, training: Training, *, submitting: bool = True) -> bool:
         """Do what is to be done now; True while evaluations are still to come.
@@ -182,7 +194,8 @@ class Evaluations:
             if not asked.exists():
                 continue
             entry = self._entries.get(want.key)
-            if not self._run.checkpoint(want.step).exists():
+            origin = self._origins.get(want.step)
+            if not self._run.checkpoint(want.step).exists() or (origin is not None and origin.lack()):
                 logger.warning("%s of step %d: not done again, its checkpoint is gone", want.task, want.step)
             elif entry is None or entry.is_final:
                 self._record(_first_entry(want))
@@ -198,7 +211,9 @@ class Evaluations:
         self._known_alive |= alive
         for key in [key for key in self._held if key in running or key not in alive]:
             self._held.pop(key).release()
-        checkpoints = {checkpoint.step for checkpoint in self._checkpoints()}
+        unreadable = self._unreadable(training)
+        lacking = {step for step, failure in unreadable.items() if failure is None}
+        checkpoints = {checkpoint.step for checkpoint in self._checkpoints()} - lacking
         examined = self._entries.keys() if is_full else open_ones
         answered = {key for key in examined if self._answers(self._entries[key])}
         self._results = (self._results - examined) | answered
@@ -212,7 +227,26 @@ class Evaluations:
             hold=hold_of(self._when, training),
             stuck=self._stuck(open_ones & alive - running),
             now=time.time(),
+            unreadable={step: failure for step, failure in unreadable.items() if failure is not None},
         )
+
+    def _unreadable(self, training: Training) -> dict[int, JobFailure | None]:
+        """Explain which checkpoints of another trainer are not to be read, among those with open evaluations;
+        None for one that was written again, as long as the run may take it anew."""
+        open_steps = {want.step for want in self._wanted if not self._is_final(want)}
+        found: dict[int, JobFailure | None] = {}
+        for step in open_steps & self._origins.keys():
+            origin = self._origins[step]
+            if origin.unusable:
+                found[step] = JobFailure("failed", origin.unusable)
+            elif lack := origin.lack():
+                may_come = training == "going" and not origin.is_removed()
+                found[step] = None if may_come else JobFailure("lost", f"{lack} before it was evaluated")
+        return found
+
+    def _is_final(self, want: WantedEvaluation) -> bool:
+        entry = self._entries.get(want.key)
+        return entry is not None and entry.uid == want.uid and entry.is_final
 
     def _is_leased(self, key: Key) -> bool:
         holder = holder_of(self._run.evaluation_lease(*key))
@@ -342,13 +376,25 @@ class Evaluations:
             if not self.unusable.is_summary(path) or read_json(path) != summary:
                 write_json(path, summary)
                 self.summaries_written += 1
+            self._hand_to_trainer(path, summary)
+
+    def _hand_to_trainer(self, path: Path, summary: dict[str, Any]) -> None:
+        """Write the summary where a trainer looks for it, too, unless it is there."""
+        folder = None if self._config.evaluate is None else self._config.evaluate.results_dir
+        if folder is None:
+            return
+        theirs = folder / path.name
+        try:
+            if not theirs.exists() or theirs.read_bytes() != path.read_bytes():
+                folder.mkdir(parents=True, exist_ok=True)
+                write_json(theirs, summary)
+        except OSError as error:  # which is no reason to evaluate anything again
+            logger.warning("evaluate.results_dir: %s cannot be written: %s", theirs, error)
 
     def _is_settled(self, want: WantedEvaluation) -> bool:
         """Whether it is final, with its result there if it is done: a deleted one is made again."""
-        entry = self._entries.get(want.key)
-        if entry is None or entry.uid != want.uid or not entry.is_final:
-            return False
-        return entry.state != "done" or self._run.evaluation(*want.key).exists()
+        is_done = self._is_final(want) and self._entries[want.key].state == "done"
+        return self._is_final(want) if not is_done else self._run.evaluation(*want.key).exists()
 
 
 def _first_entry(want: WantedEvaluation) -> LedgerEntry:

@@ -17,6 +17,7 @@ from tasks.core.files import digest
 from tasks.core.schema import Config
 from tasks.evaluation import results
 from tasks.evaluation.expected import expected
+from tasks.runs.followed import Origin
 from tasks.runs.ledger import EvaluationState, Key, LedgerEntry
 
 TRIES = 3
@@ -61,6 +62,7 @@ class EvaluationEvidence:
     job which ends in between is not taken for a lost one; a result counts when it answers the question in the
     ledger. `failures` explains how dead jobs ended, and `stuck` why Slurm does not start one that waits.
     `hold` is why no evaluation is to be started now, empty where any may be. `now` is in Unix seconds.
+    `unreadable` explains by step why a checkpoint of another trainer cannot be evaluated any more.
     """
 
     checkpoints: Collection[int]
@@ -72,6 +74,7 @@ class EvaluationEvidence:
     stuck: Mapping[Key, str] = field(default_factory=dict)
     hold: str = ""
     now: float = 0.0
+    unreadable: Mapping[int, JobFailure] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -108,15 +111,20 @@ class Pause:
     reason: str
 
 
-def wanted_of(run_id: str, config: Config) -> list[WantedEvaluation]:
-    """Return every evaluation the config asks for. A step of a run names one checkpoint, as runs are
-    exact."""
+def wanted_of(
+    run_id: str, config: Config, origins: Mapping[int, Origin] | None = None
+) -> list[WantedEvaluation]:
+    """Return every evaluation the config asks for. A step of a run names one checkpoint, as runs are exact;
+    one of another trainer may be written again, so there its origin counts too."""
     if config.evaluate is None:
         return []
     tasks = {task.name: task for task in config.evaluate.tasks}
+    content = {step: [origin.digest] for step, origin in (origins or {}).items()}
     return [
-        WantedEvaluation(step, name, digest([run_id, step, task.model_dump(mode="json"), version]))
-        for step, name in expected(config)
+        WantedEvaluation(
+            step, name, digest([run_id, step, task.model_dump(mode="json"), version, *content.get(step, [])])
+        )
+        for step, name in expected(config, None if origins is None else sorted(origins))
         for task in [tasks[name]]
         for version in [results.version_of(task.kind)]
     ]
@@ -197,6 +205,8 @@ def _next(
         return Mark(want, "running") if begun else None
     if entry is not None and want.key in evidence.results:
         return Mark(want, "done")
+    if (unreadable := evidence.unreadable.get(want.step)) is not None:
+        return Mark(want, unreadable.state, unreadable.reason)
     if want.step not in evidence.checkpoints:
         missing = f"there is no checkpoint of step {want.step}"
         return Mark(want, "lost", missing) if evidence.training == "complete" else None

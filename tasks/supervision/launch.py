@@ -224,11 +224,11 @@ def _start(run: RunFolder, goal: Goal, by: str | None) -> Started:
         job.end()  # it waits to keep the evaluations of a training that is to go on
     if is_done(status, goal):
         return Started(False, True, None)
-    trains = goal == "train" and state.state != "succeeded" and not state.stopped_early
+    is_to_go_on = goal == "train" and state.state != "succeeded" and not state.stopped_early
     asked = time.time()
-    submitted = _submit(run, len(state.attempts) + 1, trains)
+    submitted = _submit(run, len(state.attempts) + 1, is_to_go_on and status.followed is None)
     changed = {"job": submitted.to_json(run.path), "goal": goal, "started_by": by, "asked": asked}
-    queued = {"state": "queued", "reason": ""} if trains else {}
+    queued = {"state": "queued", "reason": ""} if is_to_go_on else {}
     record.save_record(run, state.having(**changed, **queued))
     changes: list[str] = []
     if state.attempts:

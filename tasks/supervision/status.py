@@ -22,6 +22,7 @@ from tasks.evaluation.best import BestCheckpoint, is_due, standing
 from tasks.runs import ledger, metrics, phases, record
 from tasks.runs.checkpoints import CheckpointListing
 from tasks.runs.folder import RunFolder, list_runs
+from tasks.runs.followed import Followed, origins_of, read_followed, read_news
 from tasks.runs.goodput import Goodput, goodput_of
 from tasks.runs.jobs import agent_is_alive, job_in
 from tasks.runs.ledger import LedgerEntry
@@ -86,6 +87,10 @@ class RunStatus:
     """What is wrong with the training although it goes on, or makes it slow."""
     queue: str = ""
     """A note that the agent waits in Slurm's queue, and why in Slurm's words; empty where it does not."""
+    followed: Followed | None = None
+    """What the run follows; None where it trains."""
+    quiet_s: float = 0.0
+    """How long nothing new has come in the folder that it follows, where that is long; else 0."""
 
     @property
     def state(self) -> State:
@@ -213,26 +218,32 @@ def look_at_run(run: RunFolder) -> RunStatus:
     row = newest_rows[-1] if newest_rows else {}
     phase = phases.read_phase(run.phase())
     checkpoints = [checkpoint.step for checkpoint in _listing(run)()]
+    followed, news = read_followed(run), read_news(run)
+    origins = origins_of(run) if followed is not None else None
     silent_s = _silent_s(run, state) if alive and state.state in ("running", "stalled") else 0.0
     return RunStatus(
         run=run,
         record=state,
-        step=_standing(state, phase, checkpoints, row),
-        steps=int(state.identity["steps"]),
+        step=_standing(state, phase, checkpoints, row) if followed is None else max(checkpoints, default=0),
+        steps=int(state.identity["steps"] if followed is None else news.last or max(checkpoints, default=0)),
         row=row,
         phase=phase,
         evaluations=[
             _evaluation(run, want, entries.get(want.key), alive)
-            for want in _wanted(run.config)
+            for want in (
+                _wanted(run.config) if origins is None else wanted_of(run.id, _parsed(run.config), origins)
+            )
             if not state.stopped_early or want.step <= max(checkpoints, default=0)
         ],
         checkpoints=checkpoints,
         agent_is_alive=alive,
         best=standing(run, config),
-        silent_s=silent_s if state.state == "running" else 0.0,
+        silent_s=silent_s if state.state == "running" and followed is None else 0.0,
         stalled_s=silent_s if state.state == "stalled" else 0.0,
         doubts=doubts_about(run),
         queue=_waiting(run, state) if alive else "",
+        followed=followed,
+        quiet_s=news.quiet_s if alive and state.state == "running" else 0.0,
     )
 
 

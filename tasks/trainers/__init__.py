@@ -76,10 +76,23 @@ Trainer of transformers 5.23 prints a loss as `{'loss': '0.75', ...}`, torchtune
 fairseq as `epoch 001:    100 / 1102 loss=9.4, ...`.
 """
 
+
+def _run_record(folder: Path) -> Reached | None:
+    """Return how far a run of Tarmac came, once it has succeeded: by evidence, as its agent judges it."""
+    path = folder / "run.json"
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        run = json.loads(path.read_bytes())
+        if run["state"] == "succeeded":
+            steps = int(run["identity"]["steps"])
+            return Reached(steps, steps, path, path.stat().st_mtime)
+    return None
+
+
 TARMAC = Trainer(
     name="tarmac",
     workers_option="loader.workers: N",
     recognises=_is_tarmac,
+    record=_run_record,
     lines=(LogLine("step", re.compile(r"\btrain\s+(?P<done>[\d,]+)\s*/\s*(?P<total>[\d,]+) steps")),),
 )
 """Tarmac's own training. Its ranks write their phases into the run folder, which is more exact than a log."""
@@ -143,9 +156,8 @@ def _weights(command: Command, *folders: str) -> tuple[str, ...]:
     return tuple(f"{base}/{folder}/*model*.{end}" for folder in folders for end in ("safetensors", "bin"))
 
 
-def _trainer_state(command: Command) -> Reached | None:
+def _trainer_state(base: Path) -> Reached | None:
     """Return how far the newest `trainer_state.json` says that the training came."""
-    base = command.path(_output_folder(command))
     found: list[tuple[float, Path]] = []
     for path in base.glob("checkpoint-*/trainer_state.json"):
         with suppress(OSError):
@@ -163,7 +175,8 @@ HUGGING_FACE = Trainer(
     recognises=_is_hugging_face,
     lines=_LINES,
     checkpoints=lambda command: _weights(command, "checkpoint-*"),
-    reached=_trainer_state,
+    reached=lambda command: _trainer_state(command.path(_output_folder(command))),
+    record=_trainer_state,
 )
 """The Trainer of transformers 5.23 and what builds on it: TRL 1.16, sentence-transformers 6.2, LLaMA-Factory,
 axolotl."""
@@ -249,3 +262,11 @@ def recognise(command: Command, name: str | None = None) -> Trainer:
     if name is not None:
         return _BY_NAME[name]
     return next(trainer for trainer in TRAINERS if trainer.recognises(command))
+
+
+def record_in(folder: Path) -> tuple[Trainer, Reached] | None:
+    """Return the trainer whose record lies in a folder, or in the one above where that is its folder of
+    checkpoints, and how far that says it came; None where nothing there says so."""
+    places = [folder, folder.parent] if folder.name == "checkpoints" else [folder]
+    found = ((trainer, trainer.record(place)) for place in places for trainer in TRAINERS)
+    return next(((trainer, reached) for trainer, reached in found if reached is not None), None)

@@ -114,7 +114,7 @@ class LogLine:
 @dataclass(frozen=True)
 class Reached:
     """How far a training came by its own record `file`, written at a time in Unix seconds: `step` of
-    `steps`."""
+    `steps`, or of epochs where the trainer counts those."""
 
     step: int
     steps: int
@@ -175,6 +175,8 @@ class Trainer:
     """Whether every successful training has logged at least one step."""
     reached: Callable[[Command], Reached | None] = lambda command: None
     """Returns how far the training of a command has come by the record that the trainer keeps."""
+    record: Callable[[Path], Reached | None] = lambda folder: None
+    """Returns the same by the folder that the trainer writes to; the numbers are those of its checkpoints."""
     setting: re.Pattern[str] | None = None
     """The lines in which it prints its parameters at its start, with the groups name and value."""
     contrast: Callable[[Mapping[str, str]], Contrast | None] = lambda settings: None

@@ -13,16 +13,28 @@ import glob
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from tasks.trainers.command import Command
-from tasks.trainers.contract import Assignment, Contrast, DataArguments, LogLine, Rule, Trainer
+from tasks.trainers.contract import (
+    Assignment,
+    Contrast,
+    DataArguments,
+    LogLine,
+    Reached,
+    Rule,
+    Trainer,
+)
 
 DATA = "open_clip_train/data.py"
 SHUFFLE_INITIAL, SHUFFLE_SIZE = 1000, 5000
 """`_SAMPLE_SHUFFLE_INITIAL` and `_SAMPLE_SHUFFLE_SIZE` of DATA: samples per worker, undecoded."""
 _IMAGES = ("png", "jpg", "jpeg", "webp")
 _LINE_4_OPTIONS = ("--image-key", "--text-key", "--json-text-key", "--max-image-pixels", "--length-bucketing")
+
+SAVED = re.compile(r"epoch_(?P<epoch>\d+)\.pt")
 
 _LINES = (
     LogLine(
@@ -125,6 +137,21 @@ def _checkpoints(command: Command) -> Sequence[str]:
     return (f"{glob.escape(str(logs))}/{glob.escape(name) if name else '*'}/checkpoints/{last}",)
 
 
+def _params(folder: Path) -> Reached | None:
+    """Return the newest epoch that is saved, of those in `params.txt`, which the trainer writes at its start.
+
+    It saves the last one whatever its options, and ends then.
+    """
+    path = folder / "params.txt"
+    with suppress(OSError):
+        asked = re.search(r"^epochs: (\d+)$", path.read_text(errors="replace"), re.MULTILINE)
+        saved = [SAVED.fullmatch(one.name) for one in (folder / "checkpoints").iterdir()]
+        epochs = [int(found["epoch"]) for found in saved if found is not None]
+        if asked is not None:
+            return Reached(max(epochs, default=0), int(asked[1]), path, path.stat().st_mtime)
+    return None
+
+
 def _is_line_4(command: Command) -> bool:
     if not _is_open_clip(command):
         return False
@@ -173,6 +200,7 @@ OPEN_CLIP = Trainer(
     rules=lambda command: (_FILTER,),
     lines=_LINES,
     checkpoints=_checkpoints,
+    record=_params,
     options=_options,
     failures=(re.compile(r"^Error\. Experiment already exists"), re.compile(r"Error: remote sync failed")),
     setting=re.compile(

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from flows.commands import training
+from flows.commands import evaluation
 from tasks.core import config as configs
 from tasks.core.errors import TarmacError, UsageError
 from tasks.core.files import read_json
@@ -349,4 +349,4 @@ def test_a_result_outlives_its_checkpoint(run: RunFolder) -> None:
     request(run, STEP, TASK)
     assert drive(run).state == "done" and not has_requests(run)
     with pytest.raises(UsageError, match="has no checkpoint to evaluate again"):
-        training.evaluate(run.name, step=STEP, runs=run.path.parent)
+        evaluation.evaluate(run.name, step=STEP, runs=run.path.parent)

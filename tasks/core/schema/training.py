@@ -438,6 +438,10 @@ class Evaluate(Block):
     """Maximum number of held-out samples on which the validation loss of a checkpoint is measured, in whole
     batches; evaluations use all of them."""
 
+    results_dir: Folder | None = None
+    """A folder that also gets each `eval_results/step_N.json`, for a trainer that reads results there. For
+    nanoVLM that is `eval_results/RUN_NAME` in the folder that it is started in."""
+
     def steps(self, last: int) -> list[int]:
         """Return the steps whose checkpoints are evaluated in a training of `last` steps."""
         return [*range(self.every, last, self.every), last]

@@ -24,7 +24,7 @@ from tasks.core.process import Identity, child_environment, kill_tree
 from tasks.core.units import shorten
 from tasks.evaluation import results
 from tasks.evaluation.best import BestCheckpoint, standing
-from tasks.evaluation.expected import expected
+from tasks.evaluation.expected import expected_of
 from tasks.evaluation.results import EvaluationResult
 from tasks.runs import metrics
 from tasks.runs.folder import RunFolder
@@ -133,7 +133,7 @@ class ForeignSummary(NamedTuple):
 
 def summaries_of_others(run: RunFolder) -> list[ForeignSummary]:
     """Return every sound `eval_results/step_N.json` of a step at which the config evaluates nothing."""
-    ours = {step for step, _ in expected(config_of(run))}
+    ours = {step for step, _ in expected_of(run, config_of(run))}
     found = []
     for path in sorted(run.eval_results.glob("step_*.json")):
         summary = results.examine_summary(path)
@@ -171,7 +171,7 @@ def _fault_of_summary(run: RunFolder, path: Path) -> str | None:
     found = results.examine_summary(path)
     if isinstance(found, str):
         return found
-    ours = {step for step, _ in expected(config_of(run))}
+    ours = {step for step, _ in expected_of(run, config_of(run))}
     return "results: is empty" if not found.results and found.global_step not in ours else None
 
 
