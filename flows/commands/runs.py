@@ -42,7 +42,8 @@ def cancel(run: RunName, /, *, runs: RunsFolder = RUNS, as_json: AsJson = False)
         raise TarmacError(f"{folder.name} is still being prepared by {holder}; end that command with Ctrl-C")
     if before.agent_is_alive:
         patience = f"what has not ended after {duration(stopping.patience(folder))} is ended by force"
-        sys.stderr.write(f"{folder.name} is asked to stop at its next step, with a checkpoint; {patience}\n")
+        how = " at its next step, with a checkpoint" if before.followed is None else ""
+        sys.stderr.write(f"{folder.name} is asked to stop{how}; {patience}\n")
     with screen.running("cancel"):
         stopped = stopping.end(folder, "cancelled by the user")
     after = look_at_run(folder)
@@ -71,6 +72,10 @@ def _cancel_lines(after: RunStatus, stopped: Stopped) -> Iterator[str]:
     elif after.state == "succeeded":
         again = f"tarmac evaluate {after.run.handle} does what is missing"
         yield f"{after.run.name} stopped evaluating{'' if after.is_complete else f'; {again}'}"
+    elif after.followed is not None:
+        done = f"{after.evaluations_done} of {counted(len(after.evaluations), 'evaluation')} done"
+        why = f": {after.reason}" if after.state == "failed" else ""
+        yield f"{after.run.name} is {after.state}, {done}{why}"
     else:
         kept = f"checkpoint of step {max(after.checkpoints):,}" if after.checkpoints else "no checkpoint"
         where = f"step {after.step:,} of {after.steps:,}, {kept}"

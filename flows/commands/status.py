@@ -155,20 +155,29 @@ def _needs_you(one: RunStatus) -> bool:
     return one.is_abandoned or one.state in ("failed", "stalled") or bool(_lost(one))
 
 
+def where_of(one: RunStatus, of: str = "/") -> str:
+    """Return the step, and the last one where it is known: a followed folder may not name it."""
+    is_open = one.followed is not None and one.state != "succeeded" and one.steps <= one.step
+    return f"{one.step:,}" if is_open else f"{one.step:,}{of}{one.steps:,}"
+
+
 def _state_lines(one: RunStatus) -> Iterator[str]:
+    from tasks.supervision.following import quiet_warning
+
     mark = "✓" if one.is_complete else " "
     replaced = f"{counted(one.replaced, 'replacement')} of bad samples" if one.replaced else ""
     stopped = f", evaluations cancelled: {one.stopped}" if one.stopped is not None else ""
     dismissed = ", dismissed" if one.is_dismissed else ""
     facts = [
-        f"{one.step:,}/{one.steps:,}",
+        where_of(one),
         "" if one.loss is None else f"loss {one.loss:.3f}",
         *_pace(one),
         _evaluations(one),
         "" if one.best is None else f"best {one.best}",
         replaced,
     ]
-    yield f"{mark} {one.run.name}  {one.state}{stopped}{dismissed}  {'  '.join(filter(None, facts))}"
+    state = "following" if one.followed is not None and one.state == "running" else one.state
+    yield f"{mark} {one.run.name}  {state}{stopped}{dismissed}  {'  '.join(filter(None, facts))}"
     if one.reason and (one.state in ("queued", "running") or one.agent_is_alive):
         yield f"    {one.reason}"
     for waiting in one.evaluations_waiting[:SHOWN]:
@@ -179,6 +188,8 @@ def _state_lines(one: RunStatus) -> Iterator[str]:
         yield f"  {finding.line}"
     if one.doubts:
         yield f"    what to do about it: tarmac doctor --run {one.run.handle}"
+    if one.quiet_s:
+        yield f"  ! {quiet_warning(one.run, one.quiet_s)}"
     if one.silent_s and one.phase is not None:
         silent = f"it has logged nothing for {duration(one.silent_s)}, in phase {one.phase.phase}"
         yield f"  ! {silent}; log {one.log}"
@@ -211,15 +222,13 @@ def _need_lines(one: RunStatus) -> Iterator[str]:
     from tasks.runs.plan import command_to_resume
 
     if one.is_abandoned:
-        yield (
-            f"✗ {one.run.name}  was {one.state}, but its agent is gone at step {one.step:,} of {one.steps:,}"
-        )
+        yield f"✗ {one.run.name}  was {one.state}, but its agent is gone at step {where_of(one, ' of ')}"
         yield f"    {RESUME}{command_to_resume(one.run)}"
     elif one.state == "stalled":
         yield f"✗ {one.run.name}  {shorten(one.reason)}"
         yield f"    tarmac doctor --run {one.run.handle} | tarmac cancel {one.run.handle}"
     elif one.state == "failed":
-        yield f"✗ {one.run.name}  failed at step {one.step:,} of {one.steps:,}: {shorten(one.reason)}"
+        yield f"✗ {one.run.name}  failed at step {where_of(one, ' of ')}: {shorten(one.reason)}"
         yield f"    log {one.log}"
         yield f"    once that is mended, it resumes: {command_to_resume(one.run)}"
         yield f"    or take it off this list: tarmac forget {one.run.handle} --dismiss"
@@ -285,6 +294,8 @@ def _row(one: RunStatus, revived: str | None) -> dict[str, Any]:
         "replaced": one.replaced,
         "phase": one.phase.phase if one.phase is not None else None,
         "silent_s": round(one.silent_s, 1),
+        "follows": None if one.followed is None else str(one.followed.path),
+        "quiet_s": one.quiet_s,
         "doubts": [finding.code for finding in one.doubts],
         "evaluations": len(one.evaluations),
         "evaluations_done": one.evaluations_done,

@@ -79,7 +79,7 @@ def _watched(call: Callable[[], Any], runs: Path) -> Stages:
 
 
 def _report_what_goes_on(runs: Path) -> None:
-    """Name each training that goes on, because Ctrl-C has ended only the watching."""
+    """Name each run that goes on, because Ctrl-C has ended only the watching."""
     from tasks.runs import record
     from tasks.runs.jobs import agent_is_alive
 
@@ -87,7 +87,8 @@ def _report_what_goes_on(runs: Path) -> None:
         with contextlib.suppress(TarmacError):  # `tarmac status` reports a damaged one
             if agent_is_alive(run):
                 job = record.load_record(run).job or {}
+                what = "Following" if run.followed.exists() else "Training"
                 sys.stderr.write(
-                    f"\nTraining goes on as job {job.get('id', '?')} ({run.name}). "
+                    f"\n{what} goes on as job {job.get('id', '?')} ({run.name}). "
                     f"Watch: tarmac status   Stop: tarmac cancel {run.handle}"
                 )

@@ -1,9 +1,9 @@
 """What a run follows instead of training: checkpoints of another trainer, which stay where they are.
 
-`followed.json` names the folder, or the one checkpoint. Each checkpoint that the run has taken gets the
-folder of its step with `origin.json`: the path, and size and time of each file of weights. Weights are not
-copied, as a large model would fill the disk; the price is that one which its trainer removes or replaces is
-lost to an evaluation that has not read it yet.
+`followed.json` names the folder, or the one checkpoint. Each checkpoint that the run has taken gets its own
+folder, `checkpoints/step_N`, with `origin.json`: the path, and size and time of each file of weights. Weights
+are not copied, as a large model would fill the disk; the price is that one which its trainer removes or
+replaces is lost to an evaluation that has not read it yet.
 """
 
 from __future__ import annotations
