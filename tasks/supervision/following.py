@@ -102,8 +102,7 @@ class Follower:
         self._since = {
             saved.path: self._since[saved.path] for saved, _ in self._pending if saved.path in self._since
         }
-        found = record_in(self._followed.path) if self._followed.is_folder else None
-        self._reached = None if found is None else found[1]
+        self._reached = record_in(self._followed.path) if self._followed.is_folder else None
 
     @property
     def is_over(self) -> bool:

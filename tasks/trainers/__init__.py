@@ -264,9 +264,9 @@ def recognise(command: Command, name: str | None = None) -> Trainer:
     return next(trainer for trainer in TRAINERS if trainer.recognises(command))
 
 
-def record_in(folder: Path) -> tuple[Trainer, Reached] | None:
-    """Return the trainer whose record lies in a folder, or in the one above where that is its folder of
-    checkpoints, and how far that says it came; None where nothing there says so."""
+def record_in(folder: Path) -> Reached | None:
+    """Return how far a training came by its record in a folder, or in the one above where that is its folder
+    of checkpoints; None where no trainer has left one."""
     places = [folder, folder.parent] if folder.name == "checkpoints" else [folder]
-    found = ((trainer, trainer.record(place)) for place in places for trainer in TRAINERS)
-    return next(((trainer, reached) for trainer, reached in found if reached is not None), None)
+    found = (trainer.record(place) for place in places for trainer in TRAINERS)
+    return next((reached for reached in found if reached is not None), None)

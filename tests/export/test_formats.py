@@ -20,6 +20,7 @@ from tasks.export.formats import TrainedModel, Written
 from tasks.export.proofs import ask
 from tasks.export.run import MOST_APART, compare, difference, export, put
 from tasks.models import recipes
+from tasks.models.clip.clip_layouts import why_no_clip_model
 from tasks.models.clip.clip_options import DIGITS, model_config
 from tests.export import nano_vlm_by_hand
 from tests.export.runs import STEP, run_of
@@ -147,7 +148,7 @@ def test_a_difference_is_seen(tmp_path: Path) -> None:
 def test_clip_model_has_plain_towers_alone(name: str, lacks: str | None) -> None:
     described = model_config(name)
     assert described is not None
-    assert hf.why_no_clip_model(described) == lacks
+    assert why_no_clip_model(described) == lacks
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ from tasks.supervision import (
     allocation,
     evaluation_jobs,
     evaluations,
+    following,
     node_ranks,
     other_node,
     restarts,
@@ -277,6 +278,7 @@ def agent_main(folder: str, aside_s: str | None = None, predecessor: str | None 
         standstill.TIMES = 1.0
     for name in ("FOLLOW_S", "STOPPED_S"):
         setattr(trainer, name, behaviour_of(RunFolder(Path(folder))).get(name, getattr(trainer, name)))
+    following.TORN_S = behaviour_of(RunFolder(Path(folder))).get("torn_s", following.TORN_S)
     evaluation_jobs.STUCK_S = behaviour_of(RunFolder(Path(folder))).get("stuck_s", evaluation_jobs.STUCK_S)
     allocation.AGENT = "tests.supervision.fakes:agent_main"
     allocation.PATIENCE_S = behaviour_of(RunFolder(Path(folder))).get("patience_s", allocation.PATIENCE_S)
