@@ -21,6 +21,7 @@ from tasks.evaluation.results import EvaluationResult
 from tasks.loader.settings import LoaderSettings, read_settings
 from tasks.runs import ledger, metrics, record
 from tasks.runs.folder import RunFolder
+from tasks.runs.followed import ORIGIN, Origin, origins_of
 from tasks.runs.goodput import Goodput, goodput_of
 from tasks.runs.record import RunRecord
 
@@ -48,8 +49,15 @@ class RunContents:
     """The checkpoint that `checkpoints/best` points at."""
     last_checkpoint: int = 0
     goodput: Goodput | None = None
+    origins: Mapping[int, Origin] = field(default_factory=dict)
+    """The checkpoints of another trainer that the run has taken, by step."""
     unreadable: Mapping[str, str] = field(default_factory=dict)
     """The reason by file, relative to the run's folder, why it could not be read."""
+
+    @property
+    def follows(self) -> str | None:
+        """The folder or checkpoint of another trainer that the run follows; None where it trains."""
+        return None if self.record is None else self.record.identity.get("follows")
 
     @property
     def best_step(self) -> int | None:
@@ -92,6 +100,7 @@ def collect(run: RunFolder, metrics_too: bool = True) -> RunContents:
         replaced=[line for path in run.all_replaced() for line in attempt(path, _lines) or []],
         quarantined=attempt(run.quarantine, quarantine_file.read_quarantine) or [],
         best=attempt(run.best, lambda _: standing(run, settings)) if settings is not None else None,
+        origins=origins_of(run),
         last_checkpoint=max((int(name) for name in names if name.isdecimal()), default=0),
         goodput=attempt(run.attempts, lambda _: goodput_of(run, known)) if known is not None else None,
         unreadable=unreadable,
@@ -105,6 +114,7 @@ def inputs_digest(run: RunFolder) -> str:
         run.quarantine,
         *run.all_replaced(),
         *sorted(run.attempts.glob("*/lives.jsonl")),
+        *sorted(run.checkpoints.glob(f"step_*/{ORIGIN}")),
         *sorted(run.evaluations.glob("step_*/*.json")),
     ]
     contents = {str(path.relative_to(run.path)): blake3_file(path) for path in files if path.is_file()}

@@ -43,6 +43,7 @@ def notes(evidence: RunContents, more: Sequence[Note] = ()) -> list[Note]:
     pipeline."""
     every = [
         *_state(evidence),
+        *_followed(evidence),
         *_findings(evidence),
         *_evaluations(evidence),
         *_replaced(evidence),
@@ -77,6 +78,12 @@ def _state(evidence: RunContents) -> Iterator[Note]:
         yield Note("warn", "The run was cancelled before its last step", (*reason, logs))
     elif record.state != "succeeded":
         yield Note("", f"The run is not over: {record.state}", ("This page shows its progress.",))
+
+
+def _followed(evidence: RunContents) -> Iterator[Note]:
+    if evidence.follows is not None:
+        kind = "These are checkpoints of another trainer"
+        yield Note("", kind, ("Whether it has trained on the evaluated samples is not known here.",))
 
 
 def _findings(evidence: RunContents) -> Iterator[Note]:
@@ -160,11 +167,7 @@ def _missing(evidence: RunContents) -> Iterator[Note]:
         yield Note("warn", "The run's config is missing", lines)
     if evidence.loader is None and "loader.json" not in evidence.unreadable:
         yield Note("warn", "The loader's settings are missing", ("loader.json does not exist.",))
-    if (
-        not evidence.rows
-        and not evidence.run.followed.exists()
-        and "metrics.jsonl" not in evidence.unreadable
-    ):
+    if not evidence.rows and evidence.follows is None and "metrics.jsonl" not in evidence.unreadable:
         yield Note("warn", "No training metrics yet", ("metrics.jsonl has no rows.",))
 
 

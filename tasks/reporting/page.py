@@ -53,7 +53,7 @@ def compose(evidence: RunContents, inputs: str, written: float) -> str:
         "reporting/report.html",
         inputs=inputs,
         written=written,
-        run=portrait(evidence.run, record),
+        run=portrait(evidence.run, record, evidence.origins),
         private=evidence.private,
         headline=first,
         training=summarize(evidence.rows),
@@ -70,7 +70,7 @@ def compose(evidence: RunContents, inputs: str, written: float) -> str:
         read=sum(manifest.read for manifest in manifests) if manifests else None,
         accepted=sum(manifest.accepted for manifest in manifests) if manifests else None,
         gallery=gallery,
-        reasons=_reasons(config),
+        reasons=_reasons(config, evidence.follows),
         config_text=evidence.config_text,
         gather=f"tarmac gather {evidence.run.handle} --sync" if is_tracked else None,
     )
@@ -131,12 +131,14 @@ def _gallery(evidence: RunContents, accounts: Sequence[Account], first: Headline
     return Gallery(f"{shown}, and {judge}: {verdict}.", items, bool(bad))
 
 
-def _reasons(config: Config | None) -> Mapping[str, str]:
+def _reasons(config: Config | None, follows: str | None) -> Mapping[str, str]:
     """The sentences that replace empty sections."""
     asked = config is None or config.evaluate is not None
     return {
         "evaluation": "No evaluation has a result yet." if asked else "The config asks for no evaluation.",
-        "training": "No training metrics have been recorded.",
+        "training": "No training metrics have been recorded."
+        if follows is None
+        else "Another trainer made these checkpoints, and its metrics are not here.",
         "tuning": "The loader's settings are not known: loader.json is missing or cannot be read.",
         "data": "The run's record names no dataset.",
     }

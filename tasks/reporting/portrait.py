@@ -16,6 +16,7 @@ import yaml
 
 from tasks.core.units import count, counted, duration, percent, when
 from tasks.runs.folder import RunFolder
+from tasks.runs.followed import Origin
 from tasks.runs.record import Attempt, RunRecord
 
 MARKS: Mapping[str, tuple[str, str]] = {
@@ -25,6 +26,8 @@ MARKS: Mapping[str, tuple[str, str]] = {
     "cancelled": ("warn", "!"),
 }
 """Tone and sign by state; a run in any other state is still going on."""
+OF_TRAINING = ("seed", "steps", "batch_size", "lr", "weight_decay", "threads", "shuffle")
+"""What a run that follows another trainer does not know of the training."""
 Pairs = Sequence[tuple[str, str]]
 
 
@@ -51,12 +54,15 @@ class Portrait:
         return MARKS.get(self.state, ("", "·"))[1]
 
 
-def portrait(run: RunFolder, record: RunRecord | None) -> Portrait:
-    """Describe a run; without its record only its folder's name is known."""
+def portrait(
+    run: RunFolder, record: RunRecord | None, origins: Mapping[int, Origin] | None = None
+) -> Portrait:
+    """Describe a run, and which checkpoints of another trainer it has taken, by step; without its record
+    only its folder's name is known."""
     if record is None:
         return Portrait(run.id, run.name, run.name)
     last = record.attempts[-1] if record.attempts else None
-    steps = record.identity.get("steps")
+    steps = record.identity.get("steps") if "follows" not in record.identity else None
     return Portrait(
         id=record.id,
         name=record.name,
@@ -64,7 +70,7 @@ def portrait(run: RunFolder, record: RunRecord | None) -> Portrait:
         state=record.state,
         summary=_summary(record),
         steps=steps if isinstance(steps, int) else None,
-        facts=_facts(record),
+        facts=_facts(record, origins or {}),
         attempts=record.attempts,
         versions=sorted(last.versions.items()) if last else [],
     )
@@ -74,7 +80,9 @@ def _summary(record: RunRecord) -> str:
     fields = record.identity
     parts = [_model(fields)]
     steps, batch_size = fields.get("steps"), fields.get("batch_size")
-    if isinstance(steps, int) and isinstance(batch_size, int):
+    if "follows" in fields:
+        parts.append(f"checkpoints of {fields['follows']}")
+    elif isinstance(steps, int) and isinstance(batch_size, int):
         parts.append(f"{counted(steps, 'step')} of {counted(batch_size, 'sample')}")
     lasted = [attempt.ended - attempt.started for attempt in record.attempts if attempt.ended is not None]
     if lasted:
@@ -84,8 +92,10 @@ def _summary(record: RunRecord) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _facts(record: RunRecord) -> Pairs:
+def _facts(record: RunRecord, origins: Mapping[int, Origin]) -> Pairs:
     fields = record.identity
+    if "follows" in fields:  # what trained them is not known
+        fields = {name: value for name, value in fields.items() if name not in OF_TRAINING}
     last = record.attempts[-1] if record.attempts else None
     weighted = len(record.data) > 1
     data = [
@@ -95,6 +105,8 @@ def _facts(record: RunRecord) -> Pairs:
     facts = [
         ("Run", record.id),
         ("Model", _model(fields)),
+        ("Follows", _text(fields, "follows")),
+        ("Checkpoints", ", ".join(f"{one.path.name} as step {step:,}" for step, one in origins.items())),
         ("Data", "; ".join(data)),
         ("Seed", _text(fields, "seed")),
         ("Steps", _text(fields, "steps")),
