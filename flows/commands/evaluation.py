@@ -16,7 +16,7 @@ from flows.commands.arguments import AsJson, Changes
 from flows.commands.output import print_result, say
 from flows.commands.training import is_reported, show_run
 from tasks.core import screen
-from tasks.core.errors import UsageError
+from tasks.core.errors import DataError, UsageError
 from tasks.core.units import counted, near, number
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def evaluate(
     elif config is not None:
         raise UsageError("--follow: takes the folder, and then one CONFIG alone")
     given = (Path(subject) if config is None else config, Path(subject) if follow is None else follow)
-    return _evaluate_others(*given, follow is not None, until_step, changes or [], as_json)
+    return evaluate_others(*given, follow is not None, until_step, changes or [], as_json)
 
 
 def _refuse(options: dict[str, Any], why: str) -> None:
@@ -93,12 +93,18 @@ def _evaluate_run(run: str, step: int | None, task: str | None, runs: Path, as_j
     """Complete a run's evaluations, and write its report again."""
     from flows.operate import start
     from tasks.runs.folder import find
+    from tasks.runs.plan import command_to_resume
     from tasks.supervision import launch
     from tasks.supervision.status import look_at_run
 
     folder = find(runs, run)
-    status = look_at_run(folder)
+    status, show = look_at_run(folder), show_followed if folder.followed.exists() else show_run
     asked = status.evaluations
+    if not asked and status.followed is not None:
+        raise UsageError(
+            f"evaluate: {folder.name} has taken no checkpoint of {near(status.followed.path)} yet; "
+            f"follow it: {command_to_resume(folder)}"
+        )
     if not asked:
         raise UsageError(
             f"evaluate: the config of {folder.name} asks for none; add an evaluate block and run it again"
@@ -121,12 +127,12 @@ def _evaluate_run(run: str, step: int | None, task: str | None, runs: Path, as_j
         if not as_json:
             summary = f"up to date: {counted(len(asked), 'evaluation')}, each with its result"
             screen.finished("evaluate", summary, time.monotonic() - began)
-        return show_run(folder, [], began, as_json)
+        return show(folder, [], began, as_json)
     stages = start.evaluation(folder, [(one.step, one.task) for one in again])
-    return show_run(folder, stages, began, as_json)
+    return show(folder, stages, began, as_json)
 
 
-def _evaluate_others(
+def evaluate_others(
     config: Path, path: Path, is_folder: bool, until_step: int | None, changes: list[str], as_json: bool
 ) -> int:
     """Evaluate the checkpoint at a path, or those that appear there."""
@@ -166,10 +172,26 @@ def _evaluate_others(
             )
         return show_followed(run, [], began, as_json)
     _require_loadable(settings, run, followed)
-    stages = start.flow(
-        "flows.evaluate:follow_flow", settings.runs, config=config, followed=followed, overrides=overrides
-    )
+    try:
+        stages = start.flow(
+            "flows.evaluate:follow_flow", settings.runs, config=config, followed=followed, overrides=overrides
+        )
+    except DataError:
+        if not _is_over(run):
+            raise
+        show_followed(run, [], began, as_json)  # the others have their scores
+        if as_json:
+            return 1
+        raise
     return show_followed(run, stages, began, as_json)
+
+
+def _is_over(run: RunFolder) -> bool:
+    """Whether all that could be evaluated is, and the report is written."""
+    from tasks.supervision.status import look_at_run
+
+    status = look_at_run(run) if run.record.exists() else None
+    return status is not None and status.state == "succeeded" and status.agent_has_left and is_reported(run)
 
 
 def _is_finished(run: RunFolder, settings: Config, version: Path, followed: Followed) -> bool:
@@ -207,16 +229,21 @@ def _require_loadable(settings: Config, run: RunFolder, followed: Followed) -> N
 
 
 def show_followed(run: RunFolder, stages: Stages, began: float, as_json: bool) -> int:
-    """Print the scores of each checkpoint, and the paths of a run that follows another trainer."""
+    """Print the scores of each checkpoint, and the paths of a run that follows another trainer.
+
+    Returns 0, or 1 where an evaluation has no result.
+    """
     from tasks.runs.followed import origins_of, read_news
     from tasks.runs.metrics import finite
-    from tasks.supervision.status import look_at_run
+    from tasks.supervision.status import config_of, look_at_run
     from tasks.supervision.tracking import gathering
 
     status, scores = look_at_run(run), list(_scores(run))
-    left_out = read_news(run).left_out
+    left_out, missing = read_news(run).left_out, status.evaluations_missing
+    code, is_private = (1 if missing else 0), config_of(run).dataset.private
     if as_json:
-        return print_result(
+        print_result(
+            ok=not missing,
             run=run.id,
             folder=str(run.path),
             report=str(run.report),
@@ -226,16 +253,27 @@ def show_followed(run: RunFolder, stages: Stages, began: float, as_json: bool) -
                 for step, origin in origins_of(run).items()
             ],
             scores=[{"step": one.step, "task": one.task, "metrics": finite(one.metrics)} for one in scores],
+            missing=[
+                {
+                    "step": one.step,
+                    "task": one.task,
+                    "state": one.state,
+                    "reason": "" if is_private or one.entry is None else one.entry.reason,
+                }
+                for one in missing
+            ],
             left_out=left_out,
             stages=[stage.to_json() for stage in stages],
             seconds=round(time.monotonic() - began, 2),
         )
+        return code
     lines = ["", *_score_lines(run, status)]
     lines += [f"! {name} is left out: {why}" for name, why in left_out.items()]
     lines.append(f"  report  {near(run.report)}")
     if upload := gathering.upload(run):
         lines.append(f"  wandb   {upload}")
-    return say("\n".join(lines))
+    say("\n".join(lines))
+    return code
 
 
 def _score_lines(run: RunFolder, status: RunStatus) -> Iterator[str]:

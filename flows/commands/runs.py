@@ -173,10 +173,12 @@ def resume(run: RunName, /, *, runs: RunsFolder = RUNS, as_json: AsJson = False)
     For example:
       tarmac resume 2e94
     """
+    from flows.commands.evaluation import evaluate_others
     from flows.commands.training import train
     from tasks.core.lock import Lease
     from tasks.runs import provenance, record
     from tasks.runs.folder import find
+    from tasks.runs.followed import read_followed
     from tasks.runs.plan import changes_to_resume
     from tasks.supervision.status import look_at_run
 
@@ -194,6 +196,9 @@ def resume(run: RunName, /, *, runs: RunsFolder = RUNS, as_json: AsJson = False)
     if changes:
         version = status.record.data[0].version
         screen.warn(f"its data has a newer version; the run goes on with its own, {version}")
+    if (followed := read_followed(folder)) is not None:
+        given = (followed.path, followed.is_folder, followed.until_step)
+        return evaluate_others(folder.config, *given, changes, as_json)
     return train(folder.config, changes=changes, as_json=as_json)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # rich takes a while to import, and the library needs none of
 Progress = Callable[[int, int, str], None]
 """A function of the work done so far, the total (0 if unknown), and what is counted, such as `samples`."""
 
-PLAIN_INTERVAL_S = 10.0
+PLAIN_INTERVAL_S, LONGEST_INTERVAL_S = 10.0, 600.0
 QUIET_S = 2.0
 """A stage that ends sooner prints no plain line before its summary."""
 WIDTH = 62
@@ -99,12 +99,15 @@ def _bar(screen: Console, stage: str) -> Iterator[Progress]:
 
 @contextmanager
 def _lines(screen: Console, stage: str) -> Iterator[Progress]:
-    last = time.monotonic() - PLAIN_INTERVAL_S + QUIET_S
+    last, shown, pause_s = time.monotonic() - PLAIN_INTERVAL_S + QUIET_S, "", PLAIN_INTERVAL_S
 
     def show(done: int, total: int, note: str) -> None:
-        nonlocal last
-        if time.monotonic() - last >= PLAIN_INTERVAL_S:
-            last = time.monotonic()
-            screen.print(f"  {stage:<9} {how_far(done, total, note)}", markup=False)
+        nonlocal last, shown, pause_s
+        passed_s, line = time.monotonic() - last, how_far(done, total, note)
+        if passed_s >= (pause_s if line == shown else PLAIN_INTERVAL_S):
+            # A line that says nothing new comes less and less often, or hours of waiting would fill a log.
+            pause_s = min(2 * pause_s, LONGEST_INTERVAL_S) if line == shown else PLAIN_INTERVAL_S
+            last, shown = time.monotonic(), line
+            screen.print(f"  {stage:<9} {line}", markup=False)
 
     yield show
