@@ -10,12 +10,13 @@ from tasks.verify import examine
 
 
 @tarmac_flow("verify")
-def verify_flow(dataset: Named, level: Level = "default") -> Stages:
+def verify_flow(dataset: Named, level: Level = "default", again: bool = True) -> Stages:
     """Check a dataset, or anybody's WebDataset tars, for damage; it fails when they are not sound.
 
     Args:
         dataset: The folder of a dataset, a version or tars; a pattern such as tars/{00..41}.tar; or s3://.
         level: quick compares sizes, counts and the index; default every byte; full also decodes every member.
+        again: Also look at what was found sound before at this level and not written since.
     """
     looks_at(dataset)
-    return [examine(dataset, level)]
+    return [examine(dataset, level, again)]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks import control, ownership
+from tasks import control, events, ownership
 from tasks.core import screen
 from tasks.core.errors import DataError, Withdrawn
-from tasks.core.units import counted
+from tasks.core.schema import Evaluate
+from tasks.core.units import counted, number
+from tasks.evaluation.results import StepSummary, examine_summary
+from tasks.reporting.report import read_headline
 from tasks.runs.folder import RunFolder
 from tasks.runs.plan import command_to_resume
 from tasks.stage import StageResult, shown
@@ -57,6 +61,8 @@ def evaluate(run: RunFolder, goal: launch.Goal = "evaluate") -> StageResult[Eval
         done = f"{status.evaluations_done} of {len(status.evaluations)} results"
         summary = f"{counted(len(steps), 'checkpoint')}, {done}"
         missing = [_lost(run, one) for one in status.evaluations_missing]
+        if not started.is_up_to_date and status.evaluations:
+            _announce(run, status.record.name, summary, missing)
         return stage.result(
             f"up to date: {summary}" if started.is_up_to_date else summary,
             Evaluated(run.path, missing),
@@ -81,6 +87,43 @@ def require(evaluated: Evaluated) -> None:
         number = len(evaluated.missing)
         have = f"{counted(number, 'evaluation')} {'has' if number == 1 else 'have'}"
         raise DataError("\n  ".join([f"{have} no result", *evaluated.missing]))
+
+
+def _announce(run: RunFolder, config: str, summary: str, missing: Sequence[str]) -> None:
+    """Report in events, and in the log what a person has to know, how the evaluations ended. The metrics are
+    those of the checkpoint that the report begins with."""
+    if missing:
+        events.emit_run("failed", run, config, f"{counted(len(missing), 'evaluation')} without a result")
+        return
+    first = read_headline(run)
+    found = None if first is None else examine_summary(run.eval_result(first.result.step))
+    if not isinstance(found, StepSummary):
+        return
+    metrics = {name: value for name, value in found.results.items() if math.isfinite(value)}
+    facts = {"step": found.global_step, "metrics": metrics}
+    events.emit_run("evaluated", run, config, f"{summary}; {first}", **facts)
+    if short := shortfalls(config_of(run).evaluate, metrics):
+        lines = "; ".join(short)
+        screen.warn(f"{run.name}: step {found.global_step:,}: {lines}")
+        events.emit_run("fell-short", run, config, lines, **facts)
+
+
+def shortfalls(wanted: Evaluate | None, metrics: Mapping[str, float]) -> list[str]:
+    """Return a sentence for each metric that is not as `evaluate.at_least` and `at_most` want it, or has no
+    finite value."""
+    if wanted is None:
+        return []
+    lines = []
+    for key, limits in (("at_least", wanted.at_least), ("at_most", wanted.at_most)):
+        for name, limit in limits.items():
+            value = metrics.get(name)
+            if value is None:
+                lines.append(f"{name} has no finite value (evaluate.{key}: {limit:g})")
+            elif key == "at_least" and value < limit:
+                lines.append(f"{name} {number(value)} is below {limit:g} (evaluate.{key})")
+            elif key == "at_most" and value > limit:
+                lines.append(f"{name} {number(value)} is above {limit:g} (evaluate.{key})")
+    return lines
 
 
 def _lost(run: RunFolder, one: EvaluationStatus) -> str:

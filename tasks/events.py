@@ -13,14 +13,16 @@ answers, and its last event announces that no more will come.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, Literal
+from uuid import UUID, uuid5
 
 from prefect.events import emit_event
+from prefect.settings import get_current_settings
 
 if TYPE_CHECKING:
     from tasks.core.schema import Config
     from tasks.dataset.building.result import BuildResult
+    from tasks.runs.folder import RunFolder
 
 PULSE = "tarmac.flow-run.pulse"
 STOPPED = "tarmac.flow-run.stopped"
@@ -29,8 +31,14 @@ INTERVAL_S = 7.0
 TAG = "tarmac"
 """The tag that every flow run of Tarmac has."""
 REBUILT = "tarmac.dataset.rebuilt"
+STALE = "tarmac.dataset.stale"
 DATASET = "tarmac.dataset."
 """This and a config's name make the resource of its dataset."""
+RUN = "tarmac.run."
+"""This and a run's id make its resource; this and a RunEvent make an event of it."""
+RunEvent = Literal["stalled", "goes-on", "trained", "evaluated", "fell-short", "failed"]
+SAME = UUID("8f0cb7d2-6b6a-4c0e-9a39-6a4a0b7a3f5d")
+"""The namespace of the ids of a run's events."""
 
 
 def emit_pulse(event: str, flow_run_id: UUID) -> None:
@@ -66,4 +74,23 @@ def emit_rebuilt(config: Config, built: BuildResult, flow: str) -> None:
             "lost": built.lost,
             "replaced": built.replaced,
         },
+    )
+
+
+def emit_run(event: RunEvent, run: RunFolder, config: str, cause: str, **facts: Any) -> None:
+    """Report what has happened to a run of the config of this name, in one sentence; `facts` are further
+    fields of the payload. Two flow runs that watch one run report the same event, which has one id."""
+    if get_current_settings().api.url is None:  # Prefect would start a server to emit it to
+        return
+    name = f"{RUN}{event}"
+    emit_event(
+        name,
+        resource={
+            "prefect.resource.id": f"{RUN}{run.id}",
+            "prefect.resource.name": run.name,
+            "tarmac.config": config,
+            "tarmac.folder": os.getcwd(),
+        },
+        payload={"run": run.name, "id": run.id, "config": config, "cause": cause, **facts},
+        id=uuid5(SAME, f"{run.path.resolve()} {name} {cause} {sorted(facts.items())}"),
     )

@@ -1,17 +1,21 @@
 """How a stage of the pipeline shows itself: in the terminal, in Prefect's UI, in a flow run's log.
 
 The tasks beside this file wrap their work in `shown`. Each stage has one progress artifact, written when ten
-seconds and a percent have gone by, because a server on SQLite stands no more; the log has a line a minute.
-Progress is best effort: a server that does not answer never stops the stage.
+seconds and a percent have gone by, because a server on SQLite stands no more, or after five minutes; the log
+has a line a minute. Progress is best effort: requests are made in threads of their own, so that a
+server that does not answer holds up neither the stage nor its Cancel.
 """
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import logging
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, ParamSpec, TypeVar
@@ -36,14 +40,21 @@ from tasks.core.screen import Progress
 from tasks.core.units import counted, format_duration
 
 ARTIFACT_INTERVAL_S = 10.0
+LONGEST_INTERVAL_S = 300.0
+"""Progress is written at least so often, as long as there is any."""
 LOG_INTERVAL_S = 60.0
 SILENT_S = 60.0
 """A child that has reported nothing for longer is called silent."""
+WAIT_S = 0.25
+"""How often a request that is waited for is looked at."""
 LEFT_ALONE_S = 60.0
 """How long no progress is sent to a server that has not answered."""
+PATIENCE_S = 60.0
+"""How long the end of a stage waits for a server to take what it has to show."""
 _left_alone_until = 0.0
 _Logger = logging.Logger | logging.LoggerAdapter[Any]
 P = ParamSpec("P")
+R = TypeVar("R")
 Details = TypeVar("Details")
 Effect = Literal["changed", "unchanged", "adopted"]
 """What a stage did: something, nothing as there was nothing to do, or wait for the work of another."""
@@ -95,13 +106,16 @@ class Shown:
         self.artifact = _ProgressArtifact(stage)
         self.silence_s = self.stalled_s = 0.0
 
-    def progress(self, done: int, total: int, note: str, detail: str = "", stalled_s: float = 0.0) -> None:
+    def progress(
+        self, done: int, total: int, note: str, detail: str = "", stalled_s: float = 0.0, cause: str = ""
+    ) -> None:
         """Show how far the stage is; `detail` is one more figure, such as `loss 1.48`. A stage that
-        is stalled shows for how long, and the log reports when it goes on."""
+        is stalled shows for how long and why, and the log reports when it goes on."""
         control.raise_if_withdrawn()
         self.reported, self.phase = time.monotonic(), note
         if stalled_s:
-            detail = " · ".join(filter(None, (detail, f"stalled for {format_duration(stalled_s)}")))
+            stalled = f"stalled for {format_duration(stalled_s)}{f': {cause}' if cause else ''}"
+            detail = " · ".join(filter(None, (detail, stalled)))
         elif self.stalled_s:
             was = format_duration(self.stalled_s)
             get_run_logger().info("%s: goes on at %s after %s", self.stage, f"{done:,}", was)
@@ -200,17 +214,41 @@ class _RunLogHandler(logging.Handler):
             logger.log(record.levelno, "%s", text)
 
 
-def best_effort(ask: Callable[P, Any], *arguments: P.args, **named: P.kwargs) -> Any:
-    """Return what a request to Prefect's server returns; None where the server does not take it, which is
-    shown once.
+def best_effort(ask: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R | None:
+    """Return what a request to Prefect's server returns; None where the server does not take it within
+    PATIENCE_S, or the flow run is withdrawn meanwhile. The first failure is shown."""
+    answer = _in_background(functools.partial(ask, *arguments, **named))
+    deadline, before = time.monotonic() + PATIENCE_S, control.withdrawal()
+    while not answer.done() and control.withdrawal() is before and time.monotonic() < deadline:
+        wait([answer], WAIT_S)
+    return _taken(answer)
 
-    A server that is away is waited for, a minute or so, as Prefect does.
-    """
+
+def _taken(answer: Future[R]) -> R | None:
+    """Return the answer to a request; None where there is none yet, or the server did not take it."""
+    if not answer.done():
+        _warn("no answer")
+        return None
     try:
-        return ask(*arguments, **named)
+        return answer.result()
     except (httpx.HTTPError, PrefectException) as error:
         _warn(type(error).__name__)
         return None
+
+
+def _in_background(ask: Callable[[], R]) -> Future[R]:
+    """Make a request in a thread of its own, on behalf of the task run or flow run of this one."""
+    answer: Future[R] = Future()
+
+    def work() -> None:
+        try:
+            answer.set_result(ask())
+        except Exception as error:  # noqa: BLE001 - whoever takes the answer gets it
+            answer.set_exception(error)
+
+    target = functools.partial(contextvars.copy_context().run, work)
+    threading.Thread(target=target, name="request", daemon=True).start()
+    return answer
 
 
 @functools.cache
@@ -241,44 +279,59 @@ class _ProgressArtifact:
     def __init__(self, stage: str) -> None:
         self.stage = stage
         self.id: UUID | None = None
-        self.last_s = -ARTIFACT_INTERVAL_S
+        self.last_s = -LONGEST_INTERVAL_S
         self.percent = -1.0
         self.text = ""
         self.was_stalled = False
+        self._request: Future[Any] | None = None
 
     def update(self, pace: Pace, is_stalled: bool) -> None:
         """Write how far the stage is, if enough time has passed and something has changed."""
-        now, percent, text = time.monotonic(), pace.percent, str(pace)
+        percent, text = pace.percent, str(pace)
+        since_s = time.monotonic() - self.last_s
         # Where nothing grows, as while the stage waits or lists files, the text shows what is new.
         is_still = percent == self.percent == 0 or is_stalled or self.was_stalled
-        is_new = text != self.text if is_still else percent - self.percent >= 1
-        if now - self.last_s >= ARTIFACT_INTERVAL_S and is_new:
-            self.last_s, self.was_stalled = now, is_stalled
+        is_new = text != self.text and (is_still or since_s >= LONGEST_INTERVAL_S)
+        if since_s >= ARTIFACT_INTERVAL_S and (is_new or (not is_still and percent - self.percent >= 1)):
+            self.last_s, self.was_stalled = time.monotonic(), is_stalled
             self.percent, self.text = percent, text
-            self._write()
+            if self._is_free():
+                self._write()
 
     def finish(self, text: str) -> None:
+        if self._request is not None:
+            wait([self._request], control.TIMEOUT_S)
+            self._take_answer()
         if self.id is not None:
             best_effort(update_progress_artifact, self.id, 100.0, description=text)
 
-    def _write(self) -> None:
-        """Write it without waiting for a server that is away, because the stage would stand still meanwhile
-        and the text is out of date soon. Such a server is then left alone for a while."""
+    def _is_free(self) -> bool:
+        """Whether another request may be made: none is under way, and the server is not left alone."""
+        if self._request is not None and self._request.done():
+            self._take_answer()
+        return self._request is None and time.monotonic() >= _left_alone_until
+
+    def _take_answer(self) -> None:
+        """Take the answer to the last request; a server without one is left alone for a while, because the
+        text is out of date soon."""
         global _left_alone_until
-        if time.monotonic() < _left_alone_until:
-            return
-        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1}):
-            if self.id is None:
-                flow_run = control.own_flow_run()
-                # Each flow run has a key of its own, so that simultaneous runs do not overwrite each other's.
-                key = f"{self.stage}-{'local' if flow_run is None else str(flow_run.id)[:8]}"
-                answer = self.id = best_effort(
-                    create_progress_artifact, self.percent, key=key, description=self.text
-                )
-            else:
-                answer = best_effort(update_progress_artifact, self.id, self.percent, description=self.text)
+        assert self._request is not None
+        answer, self._request = _taken(self._request), None
+        self.id = self.id or answer
         if answer is None:
             _left_alone_until = time.monotonic() + LEFT_ALONE_S
+
+    def _write(self) -> None:
+        """Send it, with one retry only: what is written next is newer."""
+        if self.id is None:
+            flow_run = control.own_flow_run()
+            # Each flow run has a key of its own, so that simultaneous runs do not overwrite each other's.
+            key = f"{self.stage}-{'local' if flow_run is None else str(flow_run.id)[:8]}"
+            send = functools.partial(create_progress_artifact, self.percent, key=key)
+        else:
+            send = functools.partial(update_progress_artifact, self.id, self.percent)
+        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1}):
+            self._request = _in_background(functools.partial(send, description=self.text))
 
 
 def artifact_key(what: str, name: str) -> str:

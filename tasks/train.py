@@ -7,8 +7,9 @@ from pathlib import Path
 
 from prefect.artifacts import create_markdown_artifact
 
-from tasks import control, ownership
+from tasks import control, events, ownership
 from tasks.core import screen
+from tasks.core.errors import DataError, first_line
 from tasks.core.units import number
 from tasks.evaluation.fit import doubtful_classes
 from tasks.reporting.left_out import left_out
@@ -50,7 +51,7 @@ def train(run: RunFolder, begun: Started | None = None) -> StageResult[TrainedRu
                 return
             loss = "" if status.loss is None else f"loss {number(status.loss)}"
             stage.silent(status.silent_s, "none" if status.phase is None else status.phase.phase)
-            stage.progress(status.step, status.steps, "steps", loss, status.stalled_s)
+            stage.progress(status.step, status.steps, "steps", loss, status.stalled_s, news.cause)
 
         if skipped := left_out(run):
             screen.warn(skipped)
@@ -61,50 +62,68 @@ def train(run: RunFolder, begun: Started | None = None) -> StageResult[TrainedRu
         adopted = ownership.is_adopted(run, started)
         if started.changes:
             screen.warn(f"not as in the run's last attempt: {', '.join(started.changes)}")
-        status = launch.wait_for_training(run, progress)
+        try:
+            status = launch.wait_for_training(run, progress)
+        except DataError as error:
+            events.emit_run("failed", run, config.name, first_line(error))
+            raise
         news.report(status)
+        summary = _summary(run, status)
+        if not started.is_up_to_date:
+            events.emit_run("trained", run, config.name, f"trained: {summary}", step=status.step)
         how = "adopted; " if adopted else "up to date: " if started.is_up_to_date else ""
         effect: Effect = "adopted" if adopted else "unchanged" if started.is_up_to_date else "changed"
-        return stage.result(how + _summary(run, status), TrainedRun(run.path, started.changes), effect)
+        return stage.result(how + summary, TrainedRun(run.path, started.changes), effect)
 
 
 class _TrainingNews:
     """Puts into the flow run's log, once each, why a training waits or stands still, and what is wrong
-    with it or makes it slow."""
+    with it or makes it slow. Events report a stall and its end to people who do not look at the page."""
 
     def __init__(self, run: RunFolder) -> None:
         self._run = run
         self._reported: set[str] = set()
         self._doubts = 0
+        self.cause = ""
+        """The codes of what a stalled training was found to wait for; empty while it is not stalled."""
 
     def report(self, status: RunStatus) -> None:
         for finding in status.doubts[self._doubts :]:
             screen.warn("\n".join([f"{self._run.name}: look at this training", *finding.lines()]))
         self._doubts = len(status.doubts)
+        if self.cause and status.state != "stalled":
+            if status.state == "running":
+                says = f"goes on at step {status.step:,} after {self.cause}"
+                events.emit_run("goes-on", self._run, status.record.name, says, step=status.step)
+            self.cause = ""
         if not status.reason or status.reason in self._reported:
             return
         if status.state in ("queued", "running"):  # a running one was restarted
             screen.warn(f"{self._run.name}: {status.reason}")
         elif status.state == "stalled":
-            _report_stall(self._run, status.reason)
+            self.cause = _report_stall(self._run, status)
         else:
             return
         self._reported.add(status.reason)
 
 
-def _report_stall(run: RunFolder, reason: str) -> None:
-    """Put the agent's verdict into the flow run's log, with the evidence, and on the run's page, which is
-    otherwise written at the end. For private data it shows codes only: a quoted log may name samples."""
+def _report_stall(run: RunFolder, status: RunStatus) -> str:
+    """Put the agent's verdict into the flow run's log, with the evidence, into an event, and on the run's
+    page, which is otherwise written at the end; returns the codes. For private data it shows codes only: a
+    quoted log may name samples."""
     from tasks.reporting import summary  # imports what draws pages
 
-    found = findings_of(run, record.load_record(run).trained)
+    found, reason = findings_of(run, status.record.trained), status.reason
+    codes = list(dict.fromkeys(one.code for one in found))
     if config_of(run).dataset.private:
-        reason = f"stalled: {', '.join(dict.fromkeys(one.code for one in found))}"
+        reason = f"stalled: {', '.join(codes)}"
         found = []
     lines = [line for finding in found for line in finding.lines()]
     screen.warn("\n".join([f"{run.name}: {reason}; tarmac doctor --run {run.handle}", *lines]))
+    events.emit_run("stalled", run, status.record.name, reason, step=status.step, codes=codes)
     page = summary.of_run(run, None, None, gathering.url(run))
     best_effort(create_markdown_artifact, page, key=artifact_key("run", run.id), description=reason)
+    return ", ".join(codes) or "unknown"
 
 
 def _summary(run: RunFolder, status: RunStatus) -> str:

@@ -14,9 +14,10 @@ from tasks.core.errors import DataError, TarmacError
 from tasks.core.findings import Finding
 from tasks.core.schema import Config
 from tasks.core.stores import redact
-from tasks.core.units import counted
+from tasks.core.units import counted, when
 from tasks.dataset import versions
 from tasks.dataset.build_info import read_build_info
+from tasks.dataset.verify import remembered
 from tasks.dataset.verify.findings import Level
 from tasks.stage import StageResult, artifact_key, best_effort, is_transient, shown
 
@@ -37,9 +38,12 @@ class Verified:
 
 @control.stage(name="verify", retries=1, retry_condition_fn=is_transient)
 def verify(config: Config, version: Path) -> StageResult[Verified]:
-    """Check a new version. DataError with its findings, for private data without keys, when it is not sound;
-    samples in quarantine are no error."""
+    """Check of a new version what was not found sound before. DataError with its findings, for private data
+    without keys, when it is not sound; samples in quarantine are no error."""
     with shown("verify") as stage:
+        if (seen := remembered.found_sound(version, "default")) is not None:
+            how = f"sound, as verified {when(seen.at)} at level {seen.level}"
+            return stage.result(f"{version.name}: {how}", Verified(version), "unchanged")
         report = stage.call(
             "tasks.dataset.verify.verifier:verify_version", {"version": str(version)}, config.dataset.private
         )
@@ -57,13 +61,15 @@ def verify(config: Config, version: Path) -> StageResult[Verified]:
 
 
 @control.stage(name="verify", retries=1, retry_condition_fn=is_transient)
-def examine(dataset: str, level: Level) -> StageResult[None]:
-    """Check a dataset, a version or tars. The findings go to the run's log and into a table, without keys if
-    the data may be private. DataError when it is not sound."""
+def examine(dataset: str, level: Level, again: bool = True) -> StageResult[None]:
+    """Check a dataset, a version or tars; not `again` what was found sound before at this level. The findings
+    go to the run's log and into a table, without keys if the data may be private. DataError when it is not
+    sound."""
     with shown("verify") as stage:
         is_private = _may_be_private(dataset)
         arguments = {"path": dataset, "level": level}
-        report = stage.call("tasks.dataset.verify.verifier:verify", arguments, is_private)
+        how = "verify" if again else "verify_anew"
+        report = stage.call(f"tasks.dataset.verify.verifier:{how}", arguments, is_private)
         findings = [Finding(**entry) for entry in report["findings"]]
         if is_private:
             findings = [_without_keys(finding) for finding in findings]

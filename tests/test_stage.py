@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prefect.artifacts import create_markdown_artifact
@@ -16,7 +20,7 @@ from prefect.exceptions import MissingContextError
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Failed
 
-from tasks import stage
+from tasks import control, stage
 from tasks.build import build
 from tasks.core import child, screen
 from tasks.core.child import WITHHELD, Killed
@@ -132,7 +136,15 @@ def written(monkeypatch: pytest.MonkeyPatch) -> Written:
     monkeypatch.setattr(stage, "create_progress_artifact", written.create)
     monkeypatch.setattr(stage, "update_progress_artifact", written.update)
     monkeypatch.setattr(stage, "_left_alone_until", 0.0)
+    monkeypatch.setattr(stage, "_in_background", at_once)
     return written
+
+
+def at_once(ask: Callable[[], Any]) -> Future[Any]:
+    """A request that is answered before the stage goes on, so that a test can count."""
+    answer: Future[Any] = Future()
+    answer.set_result(ask())
+    return answer
 
 
 class Clock:
@@ -141,6 +153,13 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+
+def taken(_: object) -> Future[str]:
+    """A request that a server has taken, which a test makes up for."""
+    answer: Future[str] = Future()
+    answer.set_result("id")
+    return answer
 
 
 def test_an_artifact_is_written_once_in_ten_seconds_and_a_percent(
@@ -158,9 +177,47 @@ def test_an_artifact_is_written_once_in_ten_seconds_and_a_percent(
     written.percent.clear()
     with stage.shown("train") as slow:
         for step in range(1, 1001):
-            clock.now += 5
+            clock.now += 2.5
             slow.progress(step, 10_000, "steps")
     assert len(written.percent) == 11, "more than one a percent"
+
+
+def test_an_artifact_of_a_long_training_is_written_every_five_minutes(
+    written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    with stage.shown("train") as train:
+        for step in range(121):  # 0.3 % in an hour
+            train.progress(step, 40_000, "steps")
+            clock.now += 30
+        assert len(written.percent) == 13
+        assert written.says.startswith("120/40,000 steps")
+
+
+@pytest.fixture
+def frozen_server() -> Iterator[str]:
+    """The address of a server that takes a request and never answers, as a stopped process does."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/api"
+
+
+def test_a_server_that_hangs_holds_up_neither_progress_nor_cancel(
+    no_server: None, frozen_server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    began = time.monotonic()
+    monkeypatch.setattr(control, "TIMEOUT_S", 0.5)
+    with temporary_settings({PREFECT_API_URL: frozen_server}), stage.shown("train") as train:
+        for step in range(10):
+            train.progress(step, 10, "steps")
+        cancelled = control.Withdrawn("cancelled", "enough")
+        answers = iter([None, None])
+        monkeypatch.setattr(control, "withdrawal", lambda: next(answers, cancelled))
+        assert stage.best_effort(create_markdown_artifact, "# page", key="page") is None
+    assert time.monotonic() - began < 10, "the request's own timeout is a minute"
+    assert (
+        capsys.readouterr().err
+        == "! Prefect's server does not accept updates (no answer); the work goes on\n"
+    )
 
 
 def test_a_stage_ends_at_a_hundred_also_when_the_server_was_away(
@@ -211,14 +268,14 @@ def test_a_stalled_stage_shows_for_how_long_and_no_end_and_logs_when_it_goes_on(
             train.progress(step, 3000, "steps", "loss 2.18")
         for second in range(71, 200):
             clock.now += 1
-            train.progress(39, 3000, "steps", "loss 2.18", float(second))
-        assert written.says.startswith("39/3,000 steps · loss 2.18 · stalled for 3 min")
+            train.progress(39, 3000, "steps", "loss 2.18", float(second), "rank.paused")
+        assert written.says == "39/3,000 steps · loss 2.18 · stalled for 3 min: rank.paused"
         for step in range(40, 70):
             clock.now += 1
             train.progress(step, 3000, "steps", "loss 2.18")
         assert written.says == "40/3,000 steps · loss 2.18", "the page shows at once that it goes on"
     stalled, *_, goes_on, _ = caplog.messages
-    assert stalled == "train: 39/3,000 steps · loss 2.18 · stalled for 90 s"
+    assert stalled == "train: 39/3,000 steps · loss 2.18 · stalled for 90 s: rank.paused"
     assert goes_on == "train: goes on at 40 after 3 min"
 
 

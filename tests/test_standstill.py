@@ -7,13 +7,15 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tasks import doctor, stage, train
+from tasks import doctor, events, stage, train
+from tasks.core.errors import DataError
 from tasks.core.lock import Lease
 from tasks.core.process import Identity
 from tasks.runs import record
@@ -21,6 +23,7 @@ from tasks.runs.folder import RunFolder
 from tasks.runs.record import Attempt
 from tasks.supervision.status import RunStatus, look_at_run
 from tests.supervision.fakes import make_run
+from tests.test_stage import taken
 
 SENTENCE = "checkpoint.stalled: nobody takes held.pt, patient_17"
 REASON = f"stalled for 3 min at step 7: {SENTENCE}"
@@ -33,20 +36,30 @@ FINDING = {
     "attempt": 1,
 }
 RUN_LOG = "run-log"
-Pages = list[dict[str, Any]]
+
+
+class Pages(list[dict[str, Any]]):
+    """The artifacts that were left, and the events that were emitted."""
+
+    def __init__(self) -> None:
+        self.emitted: list[tuple[str, dict[str, Any]]] = []
 
 
 @pytest.fixture
 def pages(monkeypatch: pytest.MonkeyPatch) -> Pages:
     """The artifacts that were left, each with its text as `page`."""
-    left: Pages = []
+    left = Pages()
 
     def tell(show: Any, page: str, **named: Any) -> None:
         left.append({"page": page, **named})
 
     for module in (train, doctor):
         monkeypatch.setattr(module, "best_effort", tell)
-    monkeypatch.setattr(stage, "best_effort", lambda *_, **__: None)
+    monkeypatch.setattr(
+        events, "get_current_settings", lambda: SimpleNamespace(api=SimpleNamespace(url="http"))
+    )
+    monkeypatch.setattr(events, "emit_event", lambda name, **event: left.emitted.append((name, event)))
+    monkeypatch.setattr(stage, "_in_background", taken)
     monkeypatch.setattr(stage, "get_run_logger", lambda: logging.getLogger(RUN_LOG))
     return left
 
@@ -86,11 +99,13 @@ def watched(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     started = SimpleNamespace(changes=(), adopted=False, is_up_to_date=False)
     monkeypatch.setattr(train.launch, "start_or_adopt", lambda *_: started)
     status = look_at_run(run)
+    goes_on = replace(status, record=status.record.having(state="running", reason=""), stalled_s=0.0)
 
     def wait_for_training(run: RunFolder, show: Callable[[RunStatus], None]) -> RunStatus:
         show(status)
         show(status)
-        return status
+        show(goes_on)
+        return goes_on
 
     monkeypatch.setattr(train.launch, "wait_for_training", wait_for_training)
     train.train.fn(run)
@@ -112,6 +127,43 @@ def test_a_standstill_is_a_warning_with_evidence_and_on_the_runs_page_at_once(
     [page] = pages
     assert page["key"] == f"run-{run.id}" and page["description"] == REASON
     assert "The run is stalled" in page["page"] and "empty the pipe" in page["page"]
+    (stalled_event, about), (goes_on, further), (trained, _) = pages.emitted
+    assert (stalled_event, goes_on, trained) == (
+        "tarmac.run.stalled",
+        "tarmac.run.goes-on",
+        "tarmac.run.trained",
+    )
+    assert about["resource"]["prefect.resource.id"] == f"tarmac.run.{run.id}"
+    assert about["resource"]["tarmac.config"] == "fake" and about["payload"]["run"] == run.name
+    assert about["payload"]["cause"] == REASON and about["payload"]["codes"] == ["checkpoint.stalled"]
+    assert further["payload"]["cause"].endswith("after checkpoint.stalled")
+
+
+def test_two_flow_runs_that_watch_one_run_report_one_event(
+    stalled: Callable[..., RunFolder], pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message would come twice otherwise; the server takes an event of a known id for the same."""
+    run = stalled()
+    watched(run, monkeypatch)
+    watched(run, monkeypatch)
+    assert len(pages.emitted) == 6 and len({about["id"] for _, about in pages.emitted}) == 3
+
+
+def test_a_training_that_fails_is_an_event_with_its_cause(
+    stalled: Callable[..., RunFolder], pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = stalled()
+    watched(run, monkeypatch)
+    pages.emitted.clear()
+
+    def fails(*_: object) -> RunStatus:
+        raise DataError("fake: failed: loss.nonfinite\n  the log's last line")
+
+    monkeypatch.setattr(train.launch, "wait_for_training", fails)
+    with pytest.raises(DataError):
+        train.train.fn(run)
+    [(name, about)] = pages.emitted
+    assert (name, about["payload"]["cause"]) == ("tarmac.run.failed", "fake: failed: loss.nonfinite")
 
 
 def test_a_standstill_over_private_data_is_reported_by_its_code(
@@ -125,7 +177,7 @@ def test_a_standstill_over_private_data_is_reported_by_its_code(
     watched(run, monkeypatch)
     doctor.examine.fn(run)
     assert "stalled: checkpoint.stalled" in caplog.text
-    assert "patient_17" not in caplog.text + str(pages)
+    assert "patient_17" not in caplog.text + str(pages) + str(pages.emitted)
 
 
 def test_the_doctors_verdict_is_an_artifact_and_a_warning(

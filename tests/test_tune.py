@@ -20,6 +20,7 @@ from tasks.supervision.status import look_at_run
 from tests.supervision.conftest import end_what_is_left, use_fakes
 from tests.supervision.fakes import make_config, make_run
 from tests.supervision.test_agent import assert_undisturbed, wait_for
+from tests.test_stage import taken
 
 __all__ = ["end_what_is_left", "use_fakes"]
 
@@ -30,7 +31,7 @@ Tuned = StageResult[tune.Tuned]
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tuned]:
     """Runs the stage on a run, with changes to the config's loader block."""
     monkeypatch.setattr(stage, "get_run_logger", lambda: logging.getLogger("test"))
-    monkeypatch.setattr(stage, "best_effort", lambda *_, **__: None)
+    monkeypatch.setattr(stage, "_in_background", taken)
     return lambda run, **loader: tune.tune.fn(make_config(tmp_path, loader=loader), run)
 
 

@@ -76,7 +76,14 @@ def deploy(
     ] = False,
     notify: Annotated[
         str | None,
-        Parameter(help="Send failures to this notification block of the server.", metavar="TYPE/NAME"),
+        Parameter(help="Send messages to this notification block of the server.", metavar="TYPE/NAME"),
+    ] = None,
+    notify_on: Annotated[
+        str | None,
+        Parameter(
+            help="The messages: failed, stalled, stale, succeeded, fell-short (default: the first three).",
+            metavar="KIND,KIND",
+        ),
     ] = None,
     write: Annotated[
         Path | None,
@@ -95,9 +102,9 @@ def deploy(
     For example:
       tarmac deploy
       tarmac deploy configs/digits-clip.yaml --dry-run
-      tarmac deploy --notify slack-webhook/team
+      tarmac deploy --notify slack-webhook/team --notify-on failed,stalled,succeeded
     """
-    if write is not None and (take_over or dry_run or notify is not None):
+    if write is not None and (take_over or dry_run or notify is not None or notify_on is not None):
         raise UsageError("--write: registers nothing; leave out --take-over, --dry-run and --notify")
     from flows.operate import environment
 
@@ -106,7 +113,7 @@ def deploy(
         return _write_file(write, configs, as_json)
     from flows.operate.deployments import deploy as register
 
-    done = register(configs, take_over=take_over, dry_run=dry_run, notify=notify)
+    done = register(configs, take_over=take_over, dry_run=dry_run, notify=notify, notify_on=notify_on)
     if as_json:
         return print_result(
             deployments=[asdict(one) for one in done.deployments],

@@ -8,6 +8,7 @@ if it differs, and one that somebody switched off stays off.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from glob import escape
@@ -22,8 +23,8 @@ from prefect.events.schemas.automations import AutomationCore, EventTrigger, Pos
 from prefect.exceptions import ObjectNotFound
 
 from flows.starts import INTERRUPTED, TAKEN_UP
-from tasks.core.errors import UsageError
-from tasks.events import DATASET, PULSE, REBUILT, STOPPED, TAG
+from tasks.core.errors import UsageError, instead
+from tasks.events import DATASET, PULSE, REBUILT, RUN, STALE, STOPPED, TAG
 
 TAKE_UP = "take-up"
 """The tag of the deployments whose crashed runs start again by themselves."""
@@ -34,7 +35,6 @@ SETTLED_S = 20
 """This long after a crash everybody has reported it. The worker reports it before its hooks and after them,
 and they take seconds to start."""
 
-FAILURE = "tarmac-failure"
 State = Literal["new", "changed", "unchanged", "removed"]
 
 
@@ -120,13 +120,14 @@ def _changes_state(
 
 
 def verify_rebuilt(project: str, deployment: UUID) -> AutomationCore:
-    """Return the automation by which this deployment verifies each version that is rebuilt in this folder."""
+    """Return the automation by which this deployment decodes what is new in each version that is rebuilt in
+    this folder: the flow that has built it has compared the bytes."""
     return _on_rebuild(
         f"tarmac-verify-{project}",
-        f"Verifies each new version of a dataset that was built in {Path.cwd()}.",
+        f"Decodes what is new in each version of a dataset that was built in {Path.cwd()}.",
         {"prefect.resource.id": f"{DATASET}*", "tarmac.folder": escape(str(Path.cwd()))},
         deployment,
-        {"dataset": "{{ event.payload.folder }}"},
+        {"dataset": "{{ event.payload.folder }}", "level": "full", "again": False},
     )
 
 
@@ -164,32 +165,147 @@ def _on_rebuild(
     )
 
 
-def failure(client: SyncPrefectClient, block: UUID | None) -> AutomationCore | None:
-    """Return the automation that notifies a person of runs that need one, by this notification block, or by
-    the one that it uses so far. None if there is neither."""
-    if block is None:
-        actions = [one for found in client.read_automations_by_name(FAILURE) for one in found.actions]
-        block = next((one.block_document_id for one in actions if isinstance(one, SendNotification)), None)
-    if block is None:
-        return None
-    return AutomationCore(
-        name=FAILURE,
-        description="Sends a message when a run of Tarmac has failed or crashed, or waits for an approval.",
-        trigger=EventTrigger(
-            posture=Posture.Reactive,
-            match=FLOW_RUN,
-            match_related=tagged(TAG),
-            for_each={"prefect.resource.id"},
-            expect={f"prefect.flow-run.{state}" for state in ("Failed", "Crashed", "NeedsApproval")},
-        ),
-        actions=[
-            SendNotification(
-                block_document_id=block,
-                subject="Tarmac: {{ flow_run.name }} is {{ flow_run.state.name }}",
-                body="{{ flow_run.state.message }}\n{{ flow_run | ui_url }}",
-            )
-        ],
+FLOW_RUN: dict[str, str | list[str]] = {"prefect.resource.id": "prefect.flow-run.*"}
+
+
+def tagged(tag: str) -> dict[str, str | list[str]]:
+    """Return what a trigger's `match_related` requires for events of a flow run with this tag."""
+    return {"prefect.resource.id": f"prefect.tag.{tag}", "prefect.resource.role": "tag"}
+
+
+ON_PAGE = "{{ flow_run | ui_url }}"
+ENDED = (
+    "Tarmac: {{ flow_run.name }} is {{ flow_run.state.name }}",
+    "{{ flow_run.state.message }}\n" + ON_PAGE,
+)
+"""Subject and body of a message about a flow run's state."""
+TRAINING = ["pipeline", "train", "evaluate"]
+"""The names of the flows that work on a run."""
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A message to a person: the automation that sends it, when it does, and what it says."""
+
+    name: str
+    description: str
+    trigger: EventTrigger
+    subject: str
+    body: str
+
+    def automation(self, block: UUID) -> AutomationCore:
+        """Return the automation that sends it by this notification block."""
+        sent = SendNotification(block_document_id=block, subject=self.subject, body=self.body)
+        return AutomationCore(
+            name=self.name, description=self.description, trigger=self.trigger, actions=[sent]
+        )
+
+
+def _of_run(*events: str) -> EventTrigger:
+    return EventTrigger(
+        posture=Posture.Reactive,
+        match={"prefect.resource.id": f"{RUN}*"},
+        for_each={"prefect.resource.id"},
+        expect={f"{RUN}{event}" for event in events},
     )
+
+
+def _of_flow_run(*states: str, flows: Sequence[str] = ()) -> EventTrigger:
+    related: list[Any] = [tagged(TAG)]
+    if flows:
+        related.append({"prefect.resource.role": "flow", "prefect.resource.name": [*flows]})
+    return EventTrigger(
+        posture=Posture.Reactive,
+        match=FLOW_RUN,
+        match_related=related,
+        for_each={"prefect.resource.id"},
+        expect={f"prefect.flow-run.{state}" for state in states},
+    )
+
+
+NoticeKind = Literal["failed", "stalled", "stale", "succeeded", "fell-short"]
+DEFAULT_NOTICES: tuple[NoticeKind, ...] = ("failed", "stalled", "stale")
+"""What `--notify` alone asks for: what needs a person."""
+NOTICES: Mapping[NoticeKind, Notice] = {
+    "failed": Notice(
+        "tarmac-failure",
+        "Sends a message when a run of Tarmac has failed or crashed, or waits for an approval.",
+        _of_flow_run("Failed", "Crashed", "NeedsApproval"),
+        *ENDED,
+    ),
+    "stalled": Notice(
+        "tarmac-stalled",
+        "Sends a message when a training stands still, and when it goes on.",
+        _of_run("stalled", "goes-on"),
+        "Tarmac: {{ event.payload.run }} {{ 'is stalled' if 'stalled' in event.event else 'goes on' }}",
+        "{{ event.payload.cause }}\n" + ON_PAGE,
+    ),
+    "stale": Notice(
+        "tarmac-stale",
+        "Sends a message when a dataset is older than schedule.fresh_within of its config.",
+        EventTrigger(
+            posture=Posture.Reactive,
+            match={"prefect.resource.id": f"{DATASET}*"},
+            for_each={"prefect.resource.id"},
+            expect={STALE},
+        ),
+        "Tarmac: the dataset of {{ event.payload.config }} is stale",
+        "{{ event.payload.cause }}",
+    ),
+    "succeeded": Notice(
+        "tarmac-succeeded",
+        "Sends a message when a run of Tarmac was trained and evaluated.",
+        _of_flow_run("Completed", flows=TRAINING),
+        *ENDED,
+    ),
+    "fell-short": Notice(
+        "tarmac-fell-short",
+        "Sends a message when a run misses evaluate.at_least or at_most of its config.",
+        _of_run("fell-short"),
+        "Tarmac: {{ event.payload.run }} fell short",
+        "{{ event.payload.cause }}\n" + ON_PAGE,
+    ),
+}
+"""The messages by the kind that `tarmac deploy --notify-on` names."""
+
+
+def notifications(
+    client: SyncPrefectClient, block: UUID | None, kinds: Sequence[NoticeKind] | None
+) -> tuple[list[AutomationCore], list[str]]:
+    """Return the automations that send messages about these kinds to a notification block, and the names of
+    those that are to go.
+
+    Without `block`, the one that is used so far is meant; without `kinds`, those that are sent so far, and
+    with a block also DEFAULT_NOTICES. UsageError for kinds without a block.
+    """
+    there = {kind: client.read_automations_by_name(one.name) for kind, one in NOTICES.items()}
+    known = [kind for kind, found in there.items() if found]
+    if kinds is None:
+        wanted = [
+            kind for kind in NOTICES if kind in known or (block is not None and kind in DEFAULT_NOTICES)
+        ]
+    else:
+        wanted = [kind for kind in NOTICES if kind in kinds]
+    actions = [action for found in there.values() for one in found for action in one.actions]
+    used = (one.block_document_id for one in actions if isinstance(one, SendNotification))
+    to = block or next(used, None)
+    if to is None:
+        if kinds is not None:
+            raise UsageError("--notify-on: nothing was given to send it to; add --notify TYPE/NAME")
+        return [], []
+    gone = [NOTICES[kind].name for kind in known if kind not in wanted]
+    return [NOTICES[kind].automation(to) for kind in wanted], gone
+
+
+def kinds_of(named: str) -> list[NoticeKind]:
+    """Return the kinds in a list such as `failed,stalled`; UsageError for an unknown one."""
+    kinds: list[NoticeKind] = []
+    for word in filter(None, map(str.strip, named.split(","))):
+        kind = next((kind for kind in NOTICES if kind == word), None)
+        if kind is None:
+            raise UsageError(f"--notify-on: unknown kind {word!r}; {instead(word, [*NOTICES])}")
+        kinds.append(kind)
+    return kinds
 
 
 def block_of(client: SyncPrefectClient, named: str) -> UUID:
@@ -202,14 +318,6 @@ def block_of(client: SyncPrefectClient, named: str) -> UUID:
     except ObjectNotFound:
         fix = "make one on its page Blocks, or see: prefect block ls"
         raise UsageError(f"--notify: the server has no block {named}; {fix}") from None
-
-
-FLOW_RUN: dict[str, str | list[str]] = {"prefect.resource.id": "prefect.flow-run.*"}
-
-
-def tagged(tag: str) -> dict[str, str | list[str]]:
-    """Return what a trigger's `match_related` requires for events of a flow run with this tag."""
-    return {"prefect.resource.id": f"prefect.tag.{tag}", "prefect.resource.role": "tag"}
 
 
 def put(client: SyncPrefectClient, wanted: AutomationCore, dry_run: bool = False) -> Registered:

@@ -79,14 +79,17 @@ def deploy(
     take_over: bool = False,
     dry_run: bool = False,
     notify: str | None = None,
+    notify_on: str | None = None,
 ) -> Deployed:
     """Register the flows of these configs, or of all of the project, with the automations that they need.
 
-    `notify` names a notification block as TYPE/NAME, which receives failures from then on. UsageError for a
-    mistake in a named config, for a deployment of another folder without `take_over`, and when no Prefect
-    server can be reached.
+    `notify` names a notification block as TYPE/NAME, which receives messages from then on, and `notify_on`
+    lists their kinds (`automations.NOTICES`); what is not given stays as it is. UsageError for a mistake in a
+    named config, for a deployment of another folder without `take_over`, and when no Prefect server can be
+    reached.
     """
     project = of_project(configs)
+    kinds = None if notify_on is None else automations.kinds_of(notify_on)
     advice = "start one with `tarmac up`, or name one in PREFECT_API_URL"
     if server.address() is None:
         raise UsageError(f"PREFECT_API_URL is not set: deployments need a Prefect server; {advice}")
@@ -95,11 +98,14 @@ def deploy(
         offers = [offer for offer, _ in found]
         gone = _gone(client, offers, project.left_out)
         block = None if notify is None else automations.block_of(client, notify)
+        notices, silenced = automations.notifications(client, block, kinds)
         if not dry_run:
             _ensure_pool(client)
         changes = [_register(client, offer, before, dry_run) for offer, before in found]
         ids = {offer.full_name: identity for offer, (_, identity) in zip(offers, changes, strict=True)}
-        acts = [automations.put(client, one, dry_run) for one in _automations(client, offers, ids, block)]
+        acts = [automations.put(client, one, dry_run) for one in _automations(offers, ids) + notices]
+        for name in silenced:
+            acts += automations.remove(client, name, dry_run)
         trained = {offer.name for offer in offers if offer.trains_after is not None}
         for name in {name.partition("/")[2] for name in [*ids, *gone]} - trained:
             acts += automations.remove(client, automations.train_name(name), dry_run)
@@ -292,13 +298,9 @@ def _remove(client: SyncPrefectClient, name: str, found: DeploymentResponse, dry
     return Change(name, "removed")
 
 
-def _automations(
-    client: SyncPrefectClient, offers: Sequence[Offer], ids: Mapping[str, UUID], block: UUID | None
-) -> list[AutomationCore]:
-    """Return the automations that the server is to have."""
+def _automations(offers: Sequence[Offer], ids: Mapping[str, UUID]) -> list[AutomationCore]:
+    """Return the automations that the server is to have, besides those that send messages."""
     wanted = automations.standing()
-    if (failure := automations.failure(client, block)) is not None:
-        wanted.append(failure)
     for offer in offers:
         identity = ids[offer.full_name]
         if offer.flow == "verify":

@@ -60,14 +60,18 @@ def metrics_of(task: TaskSpec, samples: Iterator[Members] | None = None) -> list
 
 
 def require_known(config: Config, names: Sequence[str]) -> None:
-    """Raise UsageError where `evaluate.best` or `evaluate.stop_when` names none of the metrics of these
-    `names`; the keys of `metrics.jsonl`, which have a slash, are not checked."""
-    if config.evaluate is None:
+    """Raise UsageError where a key of `evaluate` names none of the metrics of these `names`; the keys of
+    `metrics.jsonl`, which have a slash, are not checked."""
+    evaluate = config.evaluate
+    if evaluate is None:
         return
-    rules = [one.metric for one in config.evaluate.stop_when if "/" not in one.metric]
-    best = [] if config.evaluate.best is None else [config.evaluate.best.metric]
-    further = [one.metric for one in config.evaluate.best_by]
-    asked = {"best": best, "best_by": further, "stop_when": rules}
+    asked = {
+        "best": [] if evaluate.best is None else [evaluate.best.metric],
+        "best_by": [one.metric for one in evaluate.best_by],
+        "stop_when": [one.metric for one in evaluate.stop_when if "/" not in one.metric],
+        "at_least": [*evaluate.at_least],
+        "at_most": [*evaluate.at_most],
+    }
     for key, metric in ((key, metric) for key, metrics in asked.items() for metric in metrics):
         if not any(_stands_for(name, metric) for name in names):
             meant = instead(metric, names)

@@ -4,6 +4,7 @@ was rebuilt is verified and trained on; failures reach a person."""
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -13,11 +14,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.conftest import ROOT
 from tests.services import BIN, Api, until
 from tests.system.conftest import Run
+from tests.system.lab import step_of
 from tests.system.sleeper import sleeper
 
 pytestmark = pytest.mark.system
@@ -147,24 +150,95 @@ def test_a_run_whose_folder_is_gone_fails_and_names_it(
     assert "Crashed" not in states(api, started)
 
 
-def test_failures_reach_the_block_that_was_named(api: Api, worker: int, run: Run) -> None:
+@pytest.fixture
+def heard(api: Api, run: Run) -> Iterator[list[str]]:
+    """The messages that reach the notification block custom-webhook/team; afterwards no automation sends any."""
     kind = api.get("/block_types/slug/custom-webhook")["id"]
     [schema] = api.filter("block_schemas", block_schemas={"block_type_id": {"any_": [kind]}})[:1]
     with _listening() as (url, heard):
         data = {"name": "team", "url": url, "method": "POST", "json_data": {"text": "{{subject}} {{body}}"}}
         body = {"name": "team", "block_type_id": kind, "block_schema_id": schema["id"], "data": data}
-        api.ask("POST", "/block_documents/", body).raise_for_status()
-        unknown = run("tarmac", "deploy", "--notify", "custom-webhook/nobody")
-        assert unknown.returncode == 2 and "no block custom-webhook/nobody" in unknown.stderr
-        assert run("tarmac", "deploy", "--notify", "custom-webhook/team").returncode == 0
-        again = json.loads(run("tarmac", "deploy", "--json").stdout)["automations"]
-        assert {"name": "tarmac-failure", "state": "unchanged"} in again, "it forgot the block"
-        failed = api.start("evaluate/project", run="nobody-knows-it").json()["id"]
-        assert api.finished(failed, 240)["state_type"] == "FAILED"
-        [text] = until("the message", lambda: [one for one in heard if "nobody-knows-it" in one], 120)
-        assert "Failed" in text and f"/runs/flow-run/{failed}" in text
-    [automation] = [one for one in api.filter("automations") if one["name"] == "tarmac-failure"]
-    api.ask("DELETE", f"/automations/{automation['id']}").raise_for_status()
+        block = api.ask("POST", "/block_documents/", body).raise_for_status().json()["id"]
+        yield heard
+    for automation in api.filter("automations"):
+        if any(action.get("block_document_id") == block for action in automation["actions"]):
+            api.ask("DELETE", f"/automations/{automation['id']}").raise_for_status()
+    api.ask("DELETE", f"/block_documents/{block}").raise_for_status()
+
+
+def _automations_of(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    assert done.returncode == 0, done.stderr
+    return {one["name"]: one["state"] for one in json.loads(done.stdout)["automations"]}
+
+
+def test_failures_reach_the_block_that_was_named(api: Api, worker: int, run: Run, heard: list[str]) -> None:
+    unknown = run("tarmac", "deploy", "--notify", "custom-webhook/nobody")
+    assert unknown.returncode == 2 and "no block custom-webhook/nobody" in unknown.stderr
+    nowhere = run("tarmac", "deploy", "--notify-on", "failed")
+    assert nowhere.returncode == 2 and "add --notify TYPE/NAME" in nowhere.stderr
+    assert run("tarmac", "deploy", "--notify", "custom-webhook/team").returncode == 0
+    again = _automations_of(run("tarmac", "deploy", "--json"))
+    asked = {f"tarmac-{name}": again.get(f"tarmac-{name}") for name in ("failure", "stalled", "stale")}
+    assert set(asked.values()) == {"unchanged"}, "it forgot the block"
+    assert "tarmac-succeeded" not in again
+    failed = api.start("evaluate/project", run="nobody-knows-it").json()["id"]
+    assert api.finished(failed, 240)["state_type"] == "FAILED"
+    [text] = until("the message", lambda: [one for one in heard if "nobody-knows-it" in one], 120)
+    assert "Failed" in text and f"/runs/flow-run/{failed}" in text
+
+
+def test_a_stall_its_end_and_a_poor_result_reach_people(
+    api: Api, worker: int, run: Run, heard: list[str], project: Path
+) -> None:
+    """The rank is stopped for real; once it goes on, the run ends well and misses what the config wants."""
+    assert run("tarmac", "deploy", "--notify", "custom-webhook/team").returncode == 0
+    kinds = "stalled,succeeded,fell-short"
+    wrong = run("tarmac", "deploy", "--notify-on", "stalled,success")
+    assert (
+        wrong.returncode == 2
+        and "--notify-on: unknown kind 'success'; did you mean succeeded?" in wrong.stderr
+    )
+    done = _automations_of(run("tarmac", "deploy", "--notify-on", kinds, "--json"))
+    assert done["tarmac-failure"] == "removed" and done["tarmac-succeeded"] == "new"
+    changes = ["train.checkpoint_every=300", "evaluate.every=300", "train.seed=11", "loader.workers=0"]
+    changes += ["track.mode=disabled", "evaluate.at_least={zero_shot_top1: 1.01}"]
+    started = api.start("pipeline/digits-clip", overrides={"steps": 300, "set": changes})
+    flow_run = started.raise_for_status().json()["id"]
+    folder = Path(
+        until("its run", lambda: api.get(f"/flow_runs/{flow_run}")["labels"].get("tarmac.run"), 240)
+    )
+    until("steps", lambda: step_of(folder) > 20, 240, 0.05)
+    [rank] = [one for one in psutil.process_iter() if _is_rank(one, folder)]
+    rank.suspend()
+    [text] = until("the message", lambda: [one for one in heard if "is stalled" in one], 240)
+    assert folder.name in text and "paused by a signal" in text and f"/runs/flow-run/{flow_run}" in text
+    shown = {entry["key"]: entry for entry in api.artifacts(flow_run)}[f"train-{flow_run[:8]}"]["description"]
+    assert re.search(r"stalled for \d+ (s|min): rank.paused$", shown), shown
+    rank.resume()
+    until("the message that it goes on", lambda: [one for one in heard if "goes on" in one], 120)
+    api.logged(flow_run, "train: goes on at")
+    api.completed(flow_run, 420)
+    [text] = until("the message of its end", lambda: [one for one in heard if "is Completed" in one], 120)
+    assert "Zero-shot accuracy" in text
+    [text] = until("the message about its result", lambda: [one for one in heard if "fell short" in one], 120)
+    assert "zero_shot_top1" in text and "is below 1.01 (evaluate.at_least)" in text
+    named = {"event": {"prefix": ["tarmac.run."]}, "resource": {"id": [f"tarmac.run.{_id_of(folder)}"]}}
+    found = api.ask("POST", "/events/filter", {"filter": named}).json()["events"]
+    [evaluated] = [one for one in found if one["event"] == "tarmac.run.evaluated"]
+    assert 0 < evaluated["payload"]["metrics"]["zero_shot_top1"] <= 1
+    assert {"tarmac.run.trained", "tarmac.run.goes-on"} < {one["event"] for one in found}
+    assert len(heard) == 4, heard
+
+
+def _is_rank(process: psutil.Process, folder: Path) -> bool:
+    try:
+        return "tasks.training.rank" in process.cmdline() and str(folder) in " ".join(process.cmdline())
+    except psutil.Error:
+        return False
+
+
+def _id_of(folder: Path) -> str:
+    return str(json.loads((folder / "run.json").read_text())["id"])
 
 
 class _listening:

@@ -430,6 +430,12 @@ class Evaluate(Block):
         ),
     ] = []
     """Rules that end the training early or report, such as `{metric: zero_shot_top1, no_better_for: 5}`."""
+    at_least: dict[str, float] = {}
+    """The least value that a finished run should reach, by metric, such as `{zero_shot_top1: 0.9}`. A run
+    that falls short, at the checkpoint of the report's headline, is reported by a warning, and to whoever
+    asked for it by `tarmac deploy --notify-on fell-short`."""
+    at_most: dict[str, float] = {}
+    """The same for the most, such as `{vlm_loss: 1.5}`."""
     batch_size: Annotated[int, Field(ge=1)] | None = None
     """Samples per pass of evaluations and of the validation loss. Unless given, 256, or 8 for conversations
     and for CT volumes, because 256 of them fill 28 GB. The default is at most `train.batch_size` for a
@@ -452,6 +458,8 @@ class Evaluate(Block):
         twice = {name for name in names if names.count(name) > 1}
         if twice:
             raise ValueError(f"tasks: two tasks are named {sorted(twice)[0]!r}; give each a different name")
+        if both := sorted(self.at_least.keys() & self.at_most.keys()):
+            raise ValueError(f"at_most: {both[0]} is in at_least, too; one metric takes one limit")
         return self
 
 

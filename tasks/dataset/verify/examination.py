@@ -63,8 +63,12 @@ OnBad = Callable[[BadSample], None]
 class ShardExamination:
     """Examines shards at a level, reports the progress, and takes the results in any order."""
 
-    def __init__(self, level: Level, progress: Progress, on_bad: OnBad | None = None) -> None:
+    def __init__(
+        self, level: Level, progress: Progress, on_bad: OnBad | None = None, known: Collection[str] = ()
+    ) -> None:
         self.level = level
+        self.known = frozenset(known)
+        """The tars of a version that were found sound before."""
         self.faults: list[Fault] = []
         self.blake3: dict[str, str] = {}
         """The BLAKE3 of each tar that was read."""

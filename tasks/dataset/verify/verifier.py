@@ -9,7 +9,8 @@ the modality's rules. All causes are reported, not only the first; torn files ar
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Collection, Iterable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from pathlib import Path
 from tasks.core.findings import Finding, Report
 from tasks.core.screen import Progress, no_progress
 from tasks.core.stores import is_remote
-from tasks.dataset.verify import foreign, version
+from tasks.dataset.verify import foreign, remembered, version
 from tasks.dataset.verify.examination import BadSample, ShardExamination
 from tasks.dataset.verify.findings import (
     AGAIN,
@@ -36,7 +37,7 @@ from tasks.dataset.verify.findings import (
 )
 from tasks.dataset.verify.place import ShardLocation, locate
 
-__all__ = ["BadSample", "Level", "verify", "verify_version"]
+__all__ = ["BadSample", "Level", "verify", "verify_anew", "verify_version"]
 
 
 def verify(
@@ -45,14 +46,17 @@ def verify(
     progress: Progress = no_progress,
     *,
     on_bad: Callable[[BadSample], None] | None = None,
+    known: Collection[str] = (),
 ) -> Report:
     """Judge the dataset, the version or the tars at `path`: a path, an address or a pattern.
 
-    `on_bad` is called once for every bad sample. UsageError when there is nothing to judge, StoreUnreachable
-    when a remote store does not answer, DataError when the disk of the temporary folder is full.
+    `on_bad` is called once for every bad sample. The content of the `known` shards of a version, such as
+    `train/000007.tar`, is taken for sound. What is found is remembered in the dataset's folder. UsageError
+    when there is nothing to judge, StoreUnreachable when a remote store does not answer, DataError when the
+    disk of the temporary folder is full.
     """
-    place = locate(path)
-    with closing(ShardExamination(level, progress, on_bad)) as outcome:
+    place, began = locate(path), time.time()
+    with closing(ShardExamination(level, progress, on_bad, known)) as outcome:
         if place.fault is not None:
             outcome.faults.append(place.fault)
             coverage = Coverage(level, 0)
@@ -60,11 +64,24 @@ def verify(
             coverage = version.examine_version(place.folder, outcome)
         else:
             coverage = foreign.examine_foreign_tars(place, outcome)
-    return Report(_findings(outcome.faults, place), ruled_out(coverage, outcome.faults), not_seen(coverage))
+    findings = _findings(outcome.faults, place)
+    report = Report(findings, ruled_out(coverage, outcome.faults), not_seen(coverage))
+    if place.is_version and not is_remote(place.folder):
+        remembered.remember(Path(place.folder), level, began, report)
+    return report
+
+
+def verify_anew(path: str, level: Level, progress: Progress = no_progress) -> Report:
+    """Verify as `verify` does, except for what was found sound before at this level."""
+    place = locate(path)
+    is_ours = place.is_version and not is_remote(place.folder)
+    known = remembered.known_shards(Path(place.folder), level) if is_ours else ()
+    return verify(path, level, progress, known=known)
 
 
 def verify_version(version: Path, progress: Progress = no_progress) -> Report:
-    """Report whether a version may be trained on, by verifying its folder at the default level.
+    """Report whether a version may be trained on, by verifying its folder at the default level, except for
+    what was found sound before.
 
     Findings become warnings where every bad sample is set aside in the quarantine, because training leaves
     these samples out. Errors as in `verify`; DataError for a torn quarantine.
@@ -72,7 +89,8 @@ def verify_version(version: Path, progress: Progress = no_progress) -> Report:
     from tasks.dataset import quarantine  # it imports numpy, which `verify` can do without
 
     bad: list[BadSample] = []
-    report = verify(version, "default", progress, on_bad=bad.append)
+    known = remembered.known_shards(version, "default")
+    report = verify(version, "default", progress, on_bad=bad.append, known=known)
     if report.ok:
         return report
     listed = quarantine.read_quarantine(quarantine.home(version) / quarantine.NAME)

@@ -12,6 +12,7 @@ from itertools import groupby
 from operator import itemgetter
 
 from tasks.core.stores import is_web
+from tasks.core.units import counted
 from tasks.dataset.layout import samples_name
 from tasks.dataset.tar.format import END
 from tasks.dataset.verify.examination import ShardExamination
@@ -43,6 +44,9 @@ class _Judgement:
         self._absent = {name for name in names if name not in self._there}
         self._tars = {name: self._there[name] for name in names if name not in self._absent}
         """The sizes of the tars that are there."""
+        records = {name: self._tables.record(name) for name in self._tars if name in outcome.known}
+        self._known = {name: record.blake3 for name, record in records.items() if record is not None}
+        """The BLAKE3 of the tars that were found sound before, as the tables record it."""
 
     def _is_shut(self, name: str) -> bool:
         return name.rpartition("/")[0] in self._shut
@@ -50,8 +54,9 @@ class _Judgement:
     def run(self) -> Coverage:
         tables, outcome = self._tables, self._outcome
         outcome.faults += [*self._shut.values(), *self._extra()]
+        outcome.blake3 |= self._known
         if outcome.level == "default":
-            outcome.hash_all(self._folder, self._tars)
+            outcome.hash_all(self._folder, [name for name in self._tars if name not in self._known])
         proven = tables.proven(outcome.blake3)
         readable = self._look_from_outside(proven)
         if outcome.level == "quick":
@@ -74,7 +79,10 @@ class _Judgement:
             has_sizes=is_proven or tables.shards is not None,
             has_digests=is_proven,
             undecoded=outcome.undecoded,
-            unseen=[UNLISTED] if is_web(self._folder) else [],
+            unseen=[
+                *([UNLISTED] if is_web(self._folder) else []),
+                *([f"{counted(len(self._known), 'shard')} found sound before"] if self._known else []),
+            ],
         )
 
     def _extra(self) -> Iterator[Fault]:
@@ -134,7 +142,8 @@ class _Judgement:
         """Follow every tar that is in doubt, and at the level full every tar."""
         tables, outcome = self._tables, self._outcome
         is_full = outcome.level == "full"
-        wanted = {name: size for name, size in readable.items() if is_full or name not in proven}
+        settled = self._known if is_full else proven
+        wanted = {name: size for name, size in readable.items() if name not in settled}
         again = {split for split in tables.splits if tables.is_compared(split)}
         if wanted:  # their keys may stand in other shards too, whose keys no table shows then
             again |= {split for split in tables.splits if samples_name(split) in self._files.faults}
