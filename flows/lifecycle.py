@@ -43,6 +43,7 @@ from tasks.dataset.building.result import BuildResult
 from tasks.events import TAG
 from tasks.report import Reported
 from tasks.runs import record
+from tasks.runs.checkpoints import list_checkpoints
 from tasks.runs.folder import RunFolder
 from tasks.stage import StageJournal, artifact_key, begin_journal, best_effort, forward_logs
 from tasks.supervision.tracking import gathering
@@ -215,7 +216,7 @@ def _with_endings(dag: Callable[P, R]) -> Callable[P, R]:
                 require_progress()
                 return _completed(dag(*arguments, **named), journal)
             except Withdrawn as withdrawn:
-                raise _ending(withdrawn) from None
+                raise _ending(withdrawn, journal) from None
             except Pause:
                 _stop_run_of(control.own_flow_run(), "was suspended")
                 raise
@@ -293,8 +294,9 @@ def _publish(journal: StageJournal, headline: str, failure: str | None) -> None:
     best_effort(create_markdown_artifact, page, key=key, description=headline)
 
 
-def _ending(withdrawn: Withdrawn) -> Abort | Pause:
-    """End what the flow run works on; returns the signal by which Prefect's engine leaves its state alone.
+def _ending(withdrawn: Withdrawn, journal: StageJournal) -> Abort | Pause:
+    """End what the flow run works on, and leave its page; returns the signal by which Prefect's engine leaves
+    its state alone.
 
     A flow that returned a Cancelled state would have a traceback in its log.
     """
@@ -306,13 +308,24 @@ def _ending(withdrawn: Withdrawn) -> Abort | Pause:
         return Pause(str(withdrawn), state=withdrawn.state)
     if control.withdrawal() is not None:  # otherwise somebody has cancelled the training alone
         _stop_run_of(flow_run, "was cancelled")
-    ending = Abort(str(withdrawn))
+    message = "; ".join(filter(None, (str(withdrawn), _kept())))
+    ending = Abort(message)
     if flow_run is not None:
-        state: State = Cancelled(message=str(withdrawn))
+        state: State = Cancelled(message=message)
         with get_client(sync_client=True) as client, suppress(ObjectNotFound):  # somebody has deleted it
             client.set_flow_run_state(flow_run.id, state)
+            _publish(journal, message, failure=None)
         ending.state = state  # type: ignore[attr-defined]  # which the engine reports
     return ending
+
+
+def _kept() -> str:
+    """Return what is left of the training of a flow run that was cancelled; empty where it had none."""
+    if _subject.run is None:
+        return ""
+    steps = [checkpoint.step for checkpoint in list_checkpoints(_subject.run)]
+    kept = f"its checkpoint of step {max(steps):,} is kept" if steps else "it had no checkpoint yet"
+    return f"{_subject.run.name}: {kept}, and Retry goes on from there" if steps else kept
 
 
 def _stop_run_of(flow_run: FlowRun | None, why: str) -> None:

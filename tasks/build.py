@@ -8,7 +8,7 @@ from pathlib import Path
 from prefect.artifacts import create_table_artifact
 from pydantic import TypeAdapter
 
-from tasks import control
+from tasks import control, events
 from tasks.core import screen
 from tasks.core.errors import DataError, NeedsApproval, TarmacError, Withdrawn, first_line
 from tasks.core.schema import Config
@@ -104,4 +104,8 @@ def publish(config: Config, version: Path) -> StageResult[Published]:
                 raise
             except TarmacError as error:  # the version is current without its page, too
                 screen.warn(f"look.html of version {version.name} could not be written: {first_line(error)}")
+        if is_switched:
+            events.emit_asset(
+                "dataset", config.name, summary, version=version.name, folder=str(version.resolve())
+            )
         return stage.result(summary, Published(version), "changed" if has_changed else "unchanged")

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 from uuid import UUID
 
 import httpx
@@ -25,7 +25,7 @@ from prefect import Task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import FlowRun, State
-from prefect.context import FlowRunContext
+from prefect.context import FlowRunContext, TaskRunContext
 from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelled, Completed
@@ -166,7 +166,8 @@ def withdrawal_of(first: FlowRun, now: FlowRun) -> Withdrawn | None:
 
 class StageTask(Task[P, R]):
     """A Prefect task that can be withdrawn, or come to a question: its run then ends as Cancelled or as
-    NeedsApproval, not as Failed, and the call raises the error. Results are not cached, because what is done
+    NeedsApproval, not as Failed, and the call raises the error. Otherwise it ends as Completed with the
+    summary of its result. Results are not cached, because what is done
     is read from the disk."""
 
     def __init__(self, function: Callable[P, R], **options: Any) -> None:
@@ -177,6 +178,9 @@ class StageTask(Task[P, R]):
         if isinstance(result, State):
             if result.name == NEEDS_APPROVAL:
                 raise NeedsApproval(result.message)
+            if result.is_completed():
+                record: Any = result.data
+                return cast(R, record.result)
             raise withdrawal() or Withdrawn("cancelled", result.message or "cancelled")
         done: R = result
         return done
@@ -191,7 +195,10 @@ def _ended_without_failure(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*arguments: P.args, **named: P.kwargs) -> Any:
         try:
-            return function(*arguments, **named)
+            result = function(*arguments, **named)
+            if TaskRunContext.get() is None:
+                return result
+            return Completed(message=getattr(result, "summary", None), data=result)
         except Withdrawn as withdrawn:
             return Cancelled(message=str(withdrawn))
         except NeedsApproval as question:

@@ -20,6 +20,7 @@ from tasks.stage import StageResult, shown
 from tasks.supervision import launch
 from tasks.supervision.following import quiet_warning
 from tasks.supervision.status import EvaluationStatus, RunStatus, config_of
+from tasks.train import report_checkpoint
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,11 @@ def _announce(run: RunFolder, config: str, summary: str, missing: Sequence[str])
     metrics = {name: value for name, value in found.results.items() if math.isfinite(value)}
     facts = {"step": found.global_step, "metrics": metrics}
     events.emit_run("evaluated", run, config, f"{summary}; {first}", **facts)
-    if short := shortfalls(config_of(run).evaluate, metrics):
+    asked = config_of(run).evaluate
+    if asked is not None and asked.best is not None:  # which has chosen among the checkpoints only now
+        report_checkpoint(run, config)
+    events.emit_asset("evaluation", config, str(first), run=run.name, **facts)
+    if short := shortfalls(asked, metrics):
         lines = "; ".join(short)
         screen.warn(f"{run.name}: step {found.global_step:,}: {lines}")
         events.emit_run("fell-short", run, config, lines, **facts)

@@ -16,6 +16,8 @@ import os
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID, uuid5
 
+from prefect.assets import Asset, AssetProperties
+from prefect.context import AssetContext
 from prefect.events import emit_event
 from prefect.settings import get_current_settings
 
@@ -37,6 +39,9 @@ DATASET = "tarmac.dataset."
 RUN = "tarmac.run."
 """This and a run's id make its resource; this and a RunEvent make an event of it."""
 RunEvent = Literal["stalled", "goes-on", "trained", "evaluated", "fell-short", "failed"]
+AssetKind = Literal["dataset", "checkpoint", "evaluation"]
+UPSTREAM = {"dataset": "raw", "checkpoint": "dataset", "evaluation": "checkpoint"}
+"""What each asset of a config is made of."""
 SAME = UUID("8f0cb7d2-6b6a-4c0e-9a39-6a4a0b7a3f5d")
 """The namespace of the ids of a run's events."""
 
@@ -77,6 +82,20 @@ def emit_rebuilt(config: Config, built: BuildResult, flow: str) -> None:
     )
 
 
+def emit_stale(config: str, dataset: str, cause: str) -> None:
+    """Report that the dataset of a config is older than the config wants."""
+    emit_event(
+        STALE,
+        resource={
+            "prefect.resource.id": f"{DATASET}{config}",
+            "prefect.resource.name": config,
+            "tarmac.folder": os.getcwd(),
+            "tarmac.dataset": os.path.abspath(dataset),
+        },
+        payload={"config": config, "cause": cause},
+    )
+
+
 def emit_run(event: RunEvent, run: RunFolder, config: str, cause: str, **facts: Any) -> None:
     """Report what has happened to a run of the config of this name, in one sentence; `facts` are further
     fields of the payload. Two flow runs that watch one run report the same event, which has one id."""
@@ -93,4 +112,21 @@ def emit_run(event: RunEvent, run: RunFolder, config: str, cause: str, **facts: 
         },
         payload={"run": run.name, "id": run.id, "config": config, "cause": cause, **facts},
         id=uuid5(SAME, f"{run.path.resolve()} {name} {cause} {sorted(facts.items())}"),
+    )
+
+
+def emit_asset(kind: AssetKind, config: str, description: str, **facts: Any) -> None:
+    """Report that this asset of a config, such as `tarmac://checkpoint/digits-clip`, was made anew, in the
+    events that Prefect emits for a function under its `@materialize`; `facts` are its metadata."""
+    if get_current_settings().api.url is None:
+        return
+    named = AssetProperties(name=f"{kind} of {config}", description=description)
+    asset = Asset(key=f"tarmac://{kind}/{config}", properties=named)
+    made_of = Asset(key=f"tarmac://{UPSTREAM[kind]}/{config}")
+    emit_event("prefect.asset.referenced", resource=AssetContext.asset_as_resource(made_of), related=[])
+    emit_event(
+        "prefect.asset.materialization.succeeded",
+        resource=AssetContext.asset_as_resource(asset),
+        related=[AssetContext.asset_as_related(made_of), AssetContext.related_materialized_by(TAG)],
+        payload=facts,
     )

@@ -48,7 +48,9 @@ def test_the_end_of_the_evaluations_is_an_event_with_their_metrics(
     monkeypatch.setattr(
         events, "get_current_settings", lambda: SimpleNamespace(api=SimpleNamespace(url="http"))
     )
-    monkeypatch.setattr(events, "emit_event", lambda name, **event: emitted.append((name, event["payload"])))
+    monkeypatch.setattr(
+        events, "emit_event", lambda name, **event: emitted.append((name, event.get("payload", {})))
+    )
     asked = {"every": 10, "tasks": ["zero_shot"], "at_least": {"zero_shot_top1": 0.9}}
     run = make_run(tmp_path, evaluate=asked)
     config = record.load_record(run).name
@@ -60,7 +62,8 @@ def test_the_end_of_the_evaluations_is_an_event_with_their_metrics(
     write_result(run, done, [])
     write_json(run.eval_result(40), {"global_step": 40, "results": {**FIGURES, "zero_shot_nan": None}})
     evaluate._announce(run, config, "1 checkpoint, 1 of 1 results", [])
-    (evaluated, first), (short, second) = emitted
+    (evaluated, first), (_, _), (made, asset), (short, second) = emitted
+    assert made == "prefect.asset.materialization.succeeded" and asset["metrics"] == FIGURES
     assert (evaluated, short) == ("tarmac.run.evaluated", "tarmac.run.fell-short")
     assert (
         first["metrics"] == FIGURES and first["step"] == 40 and "Zero-shot accuracy 0.820" in first["cause"]

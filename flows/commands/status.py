@@ -17,10 +17,12 @@ from cyclopts import Parameter
 
 from flows.commands.arguments import AsJson, RunsFolder
 from flows.commands.output import print_result, say
+from flows.staleness import stale_datasets
 from tasks.core.errors import TarmacError, UsageError
 from tasks.core.units import counted, duration, number, percent, shorten, size
 
 if TYPE_CHECKING:
+    from tasks.core.findings import Finding
     from tasks.supervision.overview import DatasetOverview
     from tasks.supervision.status import EvaluationStatus, RunStatus
 
@@ -43,7 +45,8 @@ def status(
     """List all runs: those that need you, those at work, and the rest; datasets, builds and GPUs.
 
     A run whose agent was killed is started again, unless train.on_crash
-    forbids it. The exit code is always 0, because listing is not judging.
+    forbids it. A dataset older than schedule.fresh_within needs you, too.
+    The exit code is always 0, because listing is not judging.
 
     For example:
       tarmac status
@@ -85,6 +88,7 @@ class _Overview:
     unreadable: dict[str, str]
     revived: dict[str, str]
     datasets: Sequence[DatasetOverview]
+    stale: Sequence[Finding]
     gpus: dict[str, str]
 
     @classmethod
@@ -94,16 +98,17 @@ class _Overview:
         from tasks.supervision.overview import list_datasets
 
         if not list_runs(runs):  # then nothing needs the import of what reads a run
-            return cls(runs, (), {}, {}, list_datasets(runs, ()), {})
+            return cls(runs, (), {}, {}, list_datasets(runs, ()), stale_datasets(), {})
         from tasks.supervision.status import list_status
 
         revived = _revive(runs)
         found, unreadable = list_status(runs)
         datasets = list_datasets(runs, [one.record for one in found])
-        return cls(runs, found, dict(unreadable), revived, datasets, gpu_holders())
+        return cls(runs, found, dict(unreadable), revived, datasets, stale_datasets(), gpu_holders())
 
     def to_json(self) -> dict[str, Any]:
         return {
+            "findings": [asdict(one) for one in self.stale],
             "runs": [_row(one, self.revived.get(one.run.name)) for one in self.runs],
             "unreadable": self.unreadable,
             "datasets": [one.to_json() for one in self.datasets],
@@ -118,6 +123,7 @@ class _Overview:
             "NEEDS YOU": [
                 *(line for one in needing for line in _need_lines(one)),
                 *(f"✗ {name}  {why}" for name, why in self.unreadable.items()),
+                *(line for one in self.stale for line in (one.line, f"    {one.command}")),
             ],
             "RUNNING": [line for one in working for line in self._working_lines(one)],
             "RESTING": [line for one in resting for line in _state_lines(one)],

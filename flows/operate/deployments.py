@@ -35,7 +35,6 @@ from flows.operate.offers import (
     JOB_VARIABLES,
     POOL,
     SCHEDULE_SLUG,
-    TAGS,
     Offer,
     of_config,
     of_project,
@@ -217,7 +216,8 @@ def _wanted(offer: Offer, before: DeploymentResponse | None) -> dict[str, Any]:
     return {
         "description": offer.description,
         "entrypoint": offer.entrypoint,
-        "tags": list(dict.fromkeys([*tags, *TAGS])),
+        "version": offer.version,
+        "tags": list(dict.fromkeys([*tags, *offer.tags])),
         "parameters": offer.parameters,
         "parameter_openapi_schema": form(offer),
         "enforce_parameter_schema": True,
@@ -229,6 +229,7 @@ def _wanted(offer: Offer, before: DeploymentResponse | None) -> dict[str, Any]:
             "env": {**(variables.get("env") or {}), **JOB_VARIABLES["env"]},
         },
         "pull_steps": [{folder.ENTER: {"directory": str(Path.cwd())}}],
+        **({} if offer.limit is None else {"concurrency_limit": offer.limit}),
     }
 
 
@@ -252,6 +253,9 @@ def _differences(
     ours = _ours_of(before)
     new = {**wanted, "schedule": _shown(offer.cron)}
     old = {name: getattr(before, name) for name in wanted}
+    if "concurrency_limit" in wanted:  # which the server calls otherwise in its answer
+        limit = before.global_concurrency_limit
+        old["concurrency_limit"] = None if limit is None else limit.limit
     old["schedule"] = None if ours is None else _shown(ours.schedule)
     return {key: (_at(old, key), _at(new, key)) for key in differing_keys(old, new)}
 

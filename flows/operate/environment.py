@@ -26,6 +26,9 @@ SERVER = {
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
     # A running flow sends a pulse every few seconds, which is soon worthless; a week of them fills a disk.
     "PREFECT_SERVER_SERVICES_DB_VACUUM_EVENT_RETENTION_OVERRIDES": '{"tarmac.flow-run.pulse": 3600}',
+    # Flow runs that ended a year ago go, with their logs and artifacts; Prefect itself keeps them for ever.
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": str(365 * 86400),
 }
 """The settings of a server that Tarmac starts."""
 

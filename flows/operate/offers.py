@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from flows.operate.automations import TAKE_UP
 from flows.operate.environment import DEFAULTS
 from flows.parameters import choices, configured
 from tasks.core.errors import UsageError
+from tasks.core.files import blake3_file
 from tasks.core.schema import Config
 from tasks.events import TAG
 
@@ -61,7 +63,8 @@ HEAD = """\
 
 @dataclass(frozen=True)
 class Offer:
-    """One deployment. `trains_after` is the folder of the dataset whose rebuild starts it."""
+    """One deployment. `trains_after` is the folder of the dataset whose rebuild starts it, `limit` how many
+    of its runs may run at once, and `digest` that of its config's text; None where there is no such thing."""
 
     flow: str
     name: str
@@ -69,6 +72,18 @@ class Offer:
     parameters: dict[str, Any]
     cron: CronSchedule | None = None
     trains_after: Path | None = None
+    limit: int | None = None
+    digest: str | None = None
+
+    @property
+    def tags(self) -> list[str]:
+        """Tags by which a page filters; those of a config include its name."""
+        return [*TAGS] if self.is_of_project else [*TAGS, self.name]
+
+    @property
+    def version(self) -> str:
+        """Tarmac's version, and for a config a mark that changes with its text."""
+        return version("tarmac") + ("" if self.digest is None else f"-{self.digest[:8]}")
 
     @property
     def full_name(self) -> str:
@@ -134,7 +149,9 @@ def of_config(config: Config, path: Path) -> list[Offer]:
                 ' it takes five fields such as "0 2 * * *"'
             ) from None
     what = f"Brings the dataset {output} up to date: only what changed is redone."
-    built = Offer("build", config.name, f"{what}\n\nConfig: `{given}`", {"config": given}, cron=cron)
+    text = f"{what}\n\nConfig: `{given}`"
+    common: Any = {"limit": schedule.limit if schedule else None, "digest": blake3_file(path)}
+    built = Offer("build", config.name, text, {"config": given}, cron=cron, **common)
     if config.train is None:
         return [built]
     what = "From raw data to a report of evaluated checkpoints. The same values again resume the same run."
@@ -145,6 +162,7 @@ def of_config(config: Config, path: Path) -> list[Offer]:
         # An empty form of overrides: with none, Prefect's page hides its fields behind a switch.
         {"config": given, "overrides": {}},
         trains_after=Path(os.path.abspath(output)) if schedule and schedule.then == "train" else None,
+        **common,
     )
     return [built, trained]
 
@@ -165,9 +183,10 @@ def prefect_file(offers: Sequence[Offer]) -> str:
             "name": "{{ folder.project }}" if offer.is_of_project else offer.name,
             "entrypoint": offer.entrypoint,
             "description": offer.description,
-            "tags": [*TAGS],
+            "tags": offer.tags,
             "parameters": offer.parameters,
             "schedules": _schedules(offer),
+            **({} if offer.limit is None else {"concurrency_limit": offer.limit}),
             "work_pool": pool,
         }
         for offer in offers

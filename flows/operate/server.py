@@ -135,7 +135,7 @@ def _require_home() -> None:
     """Without a folder for its database the server would try for minutes."""
     home = get_current_settings().home
     try:
-        home.mkdir(parents=True, exist_ok=True)
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=home).close()
     except OSError as error:
         why = f"{home} cannot be written ({error.strerror})"

@@ -27,7 +27,8 @@ from prefect.settings import get_current_settings
 from flows.operate import folder, pages, recovery, server
 from flows.operate.offers import POOL
 from flows.operate.service import END_S, LOOPBACK, Service, end, start_service
-from tasks import guard
+from flows.staleness import stale_datasets
+from tasks import events, guard
 from tasks.core import child, screen
 from tasks.core.errors import TarmacError, UsageError
 from tasks.reporting.links import PAGES_URL
@@ -63,6 +64,7 @@ class Running:
     deployments: list[str] = field(default_factory=list)
     services: list[Service] = field(default_factory=list)
     _warned: set[str] = field(default_factory=set)
+    _stale: set[str] = field(default_factory=set)
 
     def warn_of_unwatched(self) -> None:
         """Warn once of each flow run that has ended while its training goes on."""
@@ -70,6 +72,16 @@ class Running:
             if flow_run not in self._warned:
                 self._warned.add(flow_run)
                 screen.warn(line)
+
+    def report_stale(self) -> None:
+        """Report once of each dataset that it has become older than its config wants, here and as an event
+        for the server's automations. It works as long as this does, whatever the schedule's runs do."""
+        stale = {finding.where["config"]: finding for finding in stale_datasets()}
+        for name in stale.keys() - self._stale:
+            finding = stale[name]
+            screen.warn(f"{finding.line.removeprefix('! ')}; {finding.command}")
+            events.emit_stale(name, finding.where["dataset"], str(finding.evidence["what"]))
+        self._stale = set(stale)
 
     def watch(self) -> None:
         """Start again what ends, until Ctrl-C or SIGTERM."""
@@ -83,6 +95,7 @@ class Running:
                     for name in recovery.take_up_missed(folder.worker_name()):
                         screen.warn(f"{name} crashed while the server was away; it starts again")
                     self.warn_of_unwatched()
+                    self.report_stale()
                 time.sleep(POLL_S)
         except KeyboardInterrupt:
             for sign in ENDING:
@@ -119,6 +132,7 @@ def running(host: str | None, port: int | None, only: Part | None) -> Iterator[R
                 for name in recovery.take_up_lost(folder.worker_name()):
                     screen.warn(f"{name} was lost when its worker ended; it starts again")
             state.warn_of_unwatched()
+            state.report_stale()
             state.services.append(_start_worker(place, state.pages, stack))
         yield state
 

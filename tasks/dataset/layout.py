@@ -1,7 +1,7 @@
 """Where a dataset, its versions and their files lie, and which version a path stands for.
 
-    DATASET/ current -> versions/9c41…    quarantine.jsonl  verified.jsonl  pins/  lengths/  lease.json
-        staging/ and progress.json (of a build)
+    DATASET/ current -> versions/9c41…    quarantine.jsonl  verified.jsonl  fresh.json  pins/  lengths/
+        lease.json  staging/ and progress.json (of a build)
         versions/9c41…/ README.md  manifest.json  build.json  shards.parquet  rejects.parquet  inputs.arrow
              index/train.npy  samples/train.parquet  train/000000.tar …  train/sizes.json
 
@@ -31,6 +31,8 @@ LENGTHS = "lengths"
 """The folder of a dataset with how long the samples of its versions are to recipes that pack them."""
 VERIFIED = "verified.jsonl"
 """The file of a dataset that records when its versions were verified."""
+FRESH = "fresh.json"
+"""The file of a dataset that records when it was last found, or made, as the raw data are."""
 MIRRORED = "mirror.json"
 """The file of a dataset that records where its last version was copied to."""
 NAME_DIGITS = 12

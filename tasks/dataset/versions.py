@@ -12,15 +12,24 @@ import math
 import os
 import shlex
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from tasks.core.errors import DataError, UsageError
-from tasks.core.files import disk_full_as_error, ignore_missing, link_atomic, read_json, unreadable_as_error
+from tasks.core.files import (
+    disk_full_as_error,
+    ignore_missing,
+    link_atomic,
+    read_json,
+    unreadable_as_error,
+    write_json,
+)
 from tasks.core.lock import Held, Lease, drop_stale_pins, pinned
 from tasks.dataset.layout import (
     BUILD,
     CURRENT,
+    FRESH,
     LEASE,
     LENGTHS,
     VERSION_NAME,
@@ -101,6 +110,28 @@ def publish(dataset: Path, version: Path, keep: int) -> None:
             _prune(dataset, keep)
     except Held:
         _switch(dataset, version)
+    note_fresh(dataset, version)
+
+
+def note_fresh(dataset: Path, version: Path) -> None:
+    """Record that the version is as the raw data are now, unless the dataset cannot be written."""
+    with contextlib.suppress(OSError):
+        write_json(dataset / FRESH, {"version": version.name, "at": time.time()})
+
+
+def fresh_at(dataset: Path) -> float | None:
+    """Return when the current version was last found, or made, as the raw data are, in Unix seconds; None
+    where there is no version."""
+    version = current(dataset)
+    if version is None:
+        return None
+    try:
+        noted = read_json(dataset / FRESH)
+        if noted["version"] == version.name:
+            return float(noted["at"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return _built(version)[0]  # an earlier Tarmac has built it, or somebody has rolled back to it
 
 
 def rollback(dataset: Path, name: str) -> Path:

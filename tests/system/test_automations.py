@@ -212,8 +212,15 @@ def test_a_stall_its_end_and_a_poor_result_reach_people(
     rank.suspend()
     [text] = until("the message", lambda: [one for one in heard if "is stalled" in one], 240)
     assert folder.name in text and "paused by a signal" in text and f"/runs/flow-run/{flow_run}" in text
-    shown = {entry["key"]: entry for entry in api.artifacts(flow_run)}[f"train-{flow_run[:8]}"]["description"]
-    assert re.search(r"stalled for \d+ (s|min): rank.paused$", shown), shown
+    stalled = re.compile(r"stalled for \d+ (s|min): rank.paused$")
+
+    def shown() -> str:
+        """What the progress on the flow run's page shows."""
+        return {entry["key"]: entry["description"] for entry in api.artifacts(flow_run)}[
+            f"train-{flow_run[:8]}"
+        ]
+
+    until("its progress", lambda: stalled.search(shown()) or print(shown()), 60)
     rank.resume()
     until("the message that it goes on", lambda: [one for one in heard if "goes on" in one], 120)
     api.logged(flow_run, "train: goes on at")
@@ -228,6 +235,19 @@ def test_a_stall_its_end_and_a_poor_result_reach_people(
     assert 0 < evaluated["payload"]["metrics"]["zero_shot_top1"] <= 1
     assert {"tarmac.run.trained", "tarmac.run.goes-on"} < {one["event"] for one in found}
     assert len(heard) == 4, heard
+    made = {"event": {"name": ["prefect.asset.materialization.succeeded"]}}
+    assets = {
+        one["resource"]["prefect.resource.id"]: one
+        for one in api.ask("POST", "/events/filter", {"filter": made}).json()["events"]
+    }
+    checkpoint, evaluation = (f"tarmac://{kind}/digits-clip" for kind in ("checkpoint", "evaluation"))
+    assert assets[checkpoint]["payload"]["step"] == 300
+    assert (assets[checkpoint]["related"][0]["prefect.resource.id"]) == "tarmac://dataset/digits-clip"
+    assert assets[evaluation]["payload"]["metrics"] == evaluated["payload"]["metrics"]
+    assert assets[evaluation]["related"][0] == {
+        "prefect.resource.id": checkpoint,
+        "prefect.resource.role": "asset",
+    }
 
 
 def _is_rank(process: psutil.Process, folder: Path) -> bool:

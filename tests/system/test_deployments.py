@@ -141,8 +141,9 @@ def test_prefect_deploy_registers_the_same_from_the_generated_file(
     try:
         dry = json.loads(run("tarmac", "deploy", "--dry-run", "--json").stdout)["deployments"]
         assert [entry["name"] for entry in dry] == ALL
-        for entry in dry:  # what Prefect's own command cannot say of a form
+        for entry in dry:  # what Prefect's own command cannot say of a form, and its own idea of a version
             closed = {"parameter_openapi_schema.additionalProperties": [None, False]}
+            entry["fields"].pop("version")
             assert entry["fields"] == closed, entry
     finally:
         assert states(run("tarmac", "deploy", "--json")) == dict.fromkeys(ALL, "changed")
@@ -174,9 +175,9 @@ def test_what_a_config_says_is_what_the_server_has(
     berlin = '{cron: "5 3 * * 1", timezone: Europe/Berlin, then: train}'
     dry = deploy("--dry-run", schedule=berlin)
     assert states(dry)[build] == "changed" and states(dry, "automations")[train] == "new"
-    assert json.loads(dry.stdout)["deployments"][0]["fields"] == {
-        "schedule": ["0 3 * * 1 UTC", "5 3 * * 1 Europe/Berlin"]
-    }
+    fields = json.loads(dry.stdout)["deployments"][0]["fields"]
+    assert fields.pop("version")[1] != api.deployment(build)["version"]
+    assert fields == {"schedule": ["0 3 * * 1 UTC", "5 3 * * 1 Europe/Berlin"]}
     assert api.deployment(build)["schedules"][0]["schedule"]["cron"] == "0 3 * * 1", "a dry run wrote"
     assert train not in automations(api)
 
@@ -284,6 +285,39 @@ def test_what_an_operator_has_set_on_a_page_stays(api: Api, deployed: object, ru
         api.ask(
             "PATCH", path, {**own, "concurrency_limit": None, "concurrency_options": None}
         ).raise_for_status()
+
+
+def test_a_configs_limit_is_the_deployments_and_another_run_waits(
+    api: Api, deployed: object, project: Path, run: Run
+) -> None:
+    config = project / "configs/limited.yaml"
+    text = (project / "configs/digits-clip.yaml").read_text().replace("name: digits-clip", "name: limited")
+    text = text.replace('schedule: {cron: "0 2 * * *"}', "")
+    limit = 'schedule: {cron: "0 3 * * 1", limit: 1}\n'
+    config.write_text(text + limit)
+    try:
+        first = run("tarmac", "deploy", "configs/limited.yaml", "--json")
+        assert states(first)["build/limited"] == "new"
+        for name in ("build/limited", "pipeline/limited"):
+            found = api.deployment(name)
+            assert found["global_concurrency_limit"]["limit"] == 1
+            assert "limited" in found["tags"], "no filter by config"
+        before = found["version"]
+        assert re.fullmatch(r"[\w.]+-[0-9a-f]{8}", before)
+        assert set(states(run("tarmac", "deploy", "--json")).values()) == {"unchanged"}
+        config.write_text(text + limit.replace("limit: 1", "limit: 2"))
+        dry = json.loads(run("tarmac", "deploy", "configs/limited.yaml", "--dry-run", "--json").stdout)
+        fields = dry["deployments"][0]["fields"]
+        assert fields.pop("version")[0] == before
+        assert fields == {"concurrency_limit": [1, 2]}
+        assert run("tarmac", "deploy").returncode == 0
+        assert api.deployment("build/limited")["global_concurrency_limit"]["limit"] == 2
+        config.write_text(text)
+        assert run("tarmac", "deploy").returncode == 0
+        assert api.deployment("build/limited")["global_concurrency_limit"]["limit"] == 2, "the page's stays"
+    finally:
+        config.unlink()
+        assert run("tarmac", "deploy").returncode == 0
 
 
 def test_two_folders_of_one_name_have_deployments_of_their_own(

@@ -136,13 +136,16 @@ def test_the_server_is_well_and_has_tarmacs_settings(up: Up) -> None:
     settings = up.api.get("/admin/settings")["server"]
     assert settings["concurrency"]["lease_storage"].endswith("lease_storage.filesystem")
     assert not settings["analytics_enabled"]
-    kept = settings["services"]["db_vacuum"]["event_retention_overrides"]
+    vacuum = settings["services"]["db_vacuum"]
+    kept = vacuum["event_retention_overrides"]
     assert kept == {"tarmac.flow-run.pulse": "PT1H"}, "a week of pulses is 0.6 GB per running flow"
+    assert "flow_runs" in vacuum["enabled"] and vacuum["retention_period"] == "P365D"
     offered = httpx.get(f"{up.api.ui}/ui-settings", trust_env=False, auth=up.api.http.auth).json()
     assert offered["available_uis"] == ["v1"], "the other pages ask a host outside"
     database = Path(up.env["PREFECT_HOME"]) / "prefect.db"
     if is_sqlite := database.exists():
         assert database.stat().st_mode & 0o077 == 0, "others can read it"
+        assert database.parent.stat().st_mode & 0o077 == 0, "the folder is ours, too"
     assert is_sqlite == ("PREFECT_SERVER_DATABASE_CONNECTION_URL" not in up.env)
     if up.secret is not None:
         assert httpx.get(f"{up.api.url}/flows/count", trust_env=False).status_code == 401
@@ -154,6 +157,22 @@ def test_a_deployment_runs_from_its_worker(up: Up) -> None:
     up.api.completed(started.json()["id"], 240)
     assert (up.project / "data/digits/current/manifest.json").exists()
     assert {one["name"] for one in up.api.filter("automations")} >= {"tarmac-zombies", "tarmac-take-up"}
+
+
+def test_a_dataset_that_grows_old_is_an_event(up: Up) -> None:
+    """No flow run has to be at work for that."""
+    config = up.project / "configs/digits-clip.yaml"
+    text = config.read_text()
+    config.write_text(text + 'schedule: {cron: "0 2 * * *", fresh_within: 1s}\n')
+    asked = {"filter": {"event": {"name": ["tarmac.dataset.stale"]}}}
+    try:
+        [event] = until(
+            "the event", lambda: up.api.ask("POST", "/events/filter", asked).json()["events"], 150
+        )
+    finally:
+        config.write_text(text)
+    assert event["resource"]["prefect.resource.id"] == "tarmac.dataset.digits-clip"
+    assert "schedule.fresh_within is 1.0 s" in event["payload"]["cause"]
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from tasks.core.schema.block import Block, Folder
+from tasks.core.schema.block import Block, Duration, Folder
 from tasks.core.schema.dataset import Dataset, ImageRules, ShardRules, Splits, VolumeRules
 from tasks.core.schema.engine import BuildEngine, Engines, EvaluateEngine, TrainEngine
 from tasks.core.schema.recipes import EXTERNAL, RECIPES
@@ -55,6 +55,12 @@ class Schedule(Block):
     """The time zone of `cron`, such as `Europe/Berlin`."""
     then: Literal["build", "train"] = "build"
     """`train` trains and evaluates after each rebuild that changed the dataset."""
+    limit: Annotated[int, Field(ge=1)] | None = None
+    """How many flow runs of each deployment of this config may run at once; further ones wait. Unless given,
+    the limit that the deployment's page has stays."""
+    fresh_within: Duration | None = None
+    """A dataset that was last brought up to date longer ago, such as `36h`, is reported as stale by `tarmac
+    status`, and by `tarmac up` as the event `tarmac.dataset.stale`."""
 
     @field_validator("timezone")
     @classmethod

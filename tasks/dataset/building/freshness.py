@@ -40,7 +40,8 @@ def is_up_to_date(config: Config, *, for_build: bool = False) -> Path | None:
     """Return the current version if the mirror has it, and if sources (path, size, time) and config are as
     they were when it was built; else None.
 
-    With `for_build`, the listing is kept until this process ends for a build that follows: see `kept_survey`.
+    With `for_build`, that the version is fresh is recorded; otherwise the listing is kept until this process
+    ends for a build that follows: see `kept_survey`.
     UsageError and DataError as the build would raise them.
     """
     from tasks.dataset.building.check import check_sources
@@ -62,6 +63,8 @@ def is_up_to_date(config: Config, *, for_build: bool = False) -> Path | None:
         with disk_full_as_error(folder.parent), contextlib.closing(SourceListing(config, folder)) as listing:
             listing.survey()
             if unchanged(version, listing.inputs_digest, dataset) and _is_mirrored(dataset, version):
+                if for_build:
+                    versions.note_fresh(dataset.output, version)
                 return version
         if for_build and folder == own and not listing.has_containers:
             atexit.register(removal.pop_all().close)  # in case no build follows
