@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,7 +87,7 @@ class _TrainingNews:
         self._reported: set[str] = set()
         self._doubts = 0
         self.cause = ""
-        """The codes of what a stalled training was found to wait for; empty while it is not stalled."""
+        """What a stalled training was found to wait for, in a few words; empty while it is not stalled."""
 
     def report(self, status: RunStatus) -> None:
         for finding in status.doubts[self._doubts :]:
@@ -110,21 +111,22 @@ class _TrainingNews:
 
 def _report_stall(run: RunFolder, status: RunStatus) -> str:
     """Put the agent's verdict into the flow run's log, with the evidence, into an event, and on the run's
-    page, which is otherwise written at the end; returns the codes. For private data it shows codes only: a
-    quoted log may name samples."""
+    page, which is otherwise written at the end; returns the cause in a few words. For private data it shows
+    codes only: a quoted log may name samples."""
     from tasks.reporting import summary  # imports what draws pages
 
     found, reason = findings_of(run, status.record.trained), status.reason
-    codes = list(dict.fromkeys(one.code for one in found))
+    sentence = reason.partition(": ")[2]  # it begins with the code, unless the training is only paused
+    cause = re.split("[:;]", sentence)[0] or "unknown"
     if config_of(run).dataset.private:
-        reason = f"stalled: {', '.join(codes)}"
+        reason = f"stalled: {cause}"
         found = []
     lines = [line for finding in found for line in finding.lines()]
     screen.warn("\n".join([f"{run.name}: {reason}; tarmac doctor --run {run.handle}", *lines]))
-    events.emit_run("stalled", run, status.record.name, reason, step=status.step, codes=codes)
+    events.emit_run("stalled", run, status.record.name, reason, step=status.step, code=cause)
     page = summary.of_run(run, None, None, gathering.url(run))
     best_effort(create_markdown_artifact, page, key=artifact_key("run", run.id), description=reason)
-    return ", ".join(codes) or "unknown"
+    return cause
 
 
 def report_checkpoint(run: RunFolder, config: str) -> None:

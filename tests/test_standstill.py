@@ -118,6 +118,8 @@ def test_a_standstill_is_a_warning_with_evidence_and_on_the_runs_page_at_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     run = stalled()
+    of_weights = {**FINDING, "code": "captions.repeated", "by": "training"}
+    run.findings.write_text(json.dumps(of_weights) + "\n" + json.dumps(FINDING) + "\n")
     watched(run, monkeypatch)
     [warning] = [
         one.getMessage() for one in caplog.records if one.name == RUN_LOG and one.levelname == "WARNING"
@@ -135,7 +137,7 @@ def test_a_standstill_is_a_warning_with_evidence_and_on_the_runs_page_at_once(
     )
     assert about["resource"]["prefect.resource.id"] == f"tarmac.run.{run.id}"
     assert about["resource"]["tarmac.config"] == "fake" and about["payload"]["run"] == run.name
-    assert about["payload"]["cause"] == REASON and about["payload"]["codes"] == ["checkpoint.stalled"]
+    assert about["payload"]["cause"] == REASON and about["payload"]["code"] == "checkpoint.stalled"
     assert further["payload"]["cause"].endswith("after checkpoint.stalled")
 
 

@@ -16,6 +16,7 @@ from flows.commands.arguments import AsJson
 from flows.commands.output import print_result, say
 from tasks.core import screen
 from tasks.core.errors import UsageError
+from tasks.core.units import size
 
 MARKS = {"new": "+", "changed": "~", "removed": "−", "unchanged": " "}
 
@@ -33,6 +34,10 @@ def up(
         Literal["server", "worker"] | None,
         Parameter(help="Start only the server, or all but the server (and wait for it)."),
     ] = None,
+    backup: Annotated[
+        Path | None,
+        Parameter(help="Only copy the server's SQLite database to this file, also while it is in use."),
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Run a Prefect server and a worker for this folder until Ctrl-C.
@@ -44,10 +49,15 @@ def up(
     For example:
       tarmac up
       tarmac up --port 4300
+      tarmac up --backup prefect-2027-03-01.db
     """
+    if backup is not None and (port, host, only) != (None, None, None):
+        raise UsageError("--backup: starts nothing; leave out --port, --host and --only")
     from flows.operate import environment
 
     environment.prepare(quiet=False)  # before anything imports Prefect
+    if backup is not None:
+        return _back_up(backup, as_json)
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # a home that cannot be written
         from flows.operate.up import running
 
@@ -66,6 +76,13 @@ def up(
         sys.stdout.flush()
         state.watch()
     return 0
+
+
+def _back_up(path: Path, as_json: bool) -> int:
+    from flows.operate.server import back_up
+
+    copied = back_up(path)
+    return print_result(backup=str(path), bytes=copied) if as_json else say(f"✓ {path}: {size(copied)}")
 
 
 def deploy(

@@ -33,11 +33,11 @@ from flows.operate.automations import Registered, State
 from flows.operate.offers import (
     FLOWS,
     JOB_VARIABLES,
-    POOL,
     SCHEDULE_SLUG,
     Offer,
     of_config,
     of_project,
+    pool,
 )
 from tasks.core.config import differing_keys, load_config
 from tasks.core.errors import UsageError
@@ -181,12 +181,13 @@ def _read(client: SyncPrefectClient, name: str) -> DeploymentResponse | None:
 
 
 def _ensure_pool(client: SyncPrefectClient) -> None:
-    """Make sure of a work pool whose workers start each run as a process of their own machine."""
+    """Make sure of a work pool, by default one whose workers start each run as a process of their own
+    machine."""
     try:
-        client.read_work_pool(POOL)
+        client.read_work_pool(pool())
     except ObjectNotFound:
         template = ProcessWorker.get_default_base_job_template()
-        client.create_work_pool(WorkPoolCreate(name=POOL, type="process", base_job_template=template))
+        client.create_work_pool(WorkPoolCreate(name=pool(), type="process", base_job_template=template))
 
 
 def _register(
@@ -221,7 +222,7 @@ def _wanted(offer: Offer, before: DeploymentResponse | None) -> dict[str, Any]:
         "parameters": offer.parameters,
         "parameter_openapi_schema": form(offer),
         "enforce_parameter_schema": True,
-        "work_pool_name": POOL,
+        "work_pool_name": pool(),
         "work_queue_name": folder.queue_name(),
         "job_variables": {
             **variables,

@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 from prefect.client.schemas.schedules import CronSchedule
+from prefect.settings import get_current_settings
 
 from flows.operate import folder
 from flows.operate.automations import TAKE_UP
@@ -28,6 +29,7 @@ from tasks.core.schema import Config
 from tasks.events import TAG
 
 POOL = "tarmac"
+"""The work pool, unless PREFECT_DEFAULT_WORK_POOL_NAME names another."""
 TAGS = [TAG, TAKE_UP]
 """The tags of every deployment."""
 FLOWS = {
@@ -108,6 +110,11 @@ class Project:
     left_out: dict[str, str]
 
 
+def pool() -> str:
+    """Return the work pool whose workers run what is deployed."""
+    return get_current_settings().deployments.default_work_pool_name or POOL
+
+
 def of_project(named: Sequence[Path] = ()) -> Project:
     """Return the deployments of the named configs, or else of every one in `configs`.
 
@@ -177,7 +184,7 @@ def prefect_file(offers: Sequence[Offer]) -> str:
     """Return the text of a prefect.yaml with these deployments. It is the same in every folder: what depends
     on the folder comes from a build step."""
     # One dict, to which YAML refers from every deployment.
-    pool = {"name": POOL, "work_queue_name": "{{ folder.queue }}", "job_variables": JOB_VARIABLES}
+    shared = {"name": pool(), "work_queue_name": "{{ folder.queue }}", "job_variables": JOB_VARIABLES}
     deployments = [
         {
             "name": "{{ folder.project }}" if offer.is_of_project else offer.name,
@@ -187,7 +194,7 @@ def prefect_file(offers: Sequence[Offer]) -> str:
             "parameters": offer.parameters,
             "schedules": _schedules(offer),
             **({} if offer.limit is None else {"concurrency_limit": offer.limit}),
-            "work_pool": pool,
+            "work_pool": shared,
         }
         for offer in offers
     ]

@@ -11,12 +11,14 @@ import errno
 import os
 import re
 import socket
+import sqlite3
 import ssl
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
 from typing import IO
 
 import httpx
@@ -140,6 +142,34 @@ def _require_home() -> None:
     except OSError as error:
         why = f"{home} cannot be written ({error.strerror})"
         raise UsageError(f"PREFECT_HOME: {why}; set it to a folder that can") from None
+
+
+def back_up(path: Path) -> int:
+    """Copy the server's SQLite database into a file, also while the server works; returns the copy's bytes.
+
+    UsageError for another kind of database, where there is none yet, and for a place that cannot be written.
+    """
+    from sqlalchemy.engine import make_url  # only the server itself needs it otherwise
+
+    url = get_current_settings().server.database.connection_url
+    address = "" if url is None else url.get_secret_value()
+    source = make_url(address).database if address.startswith("sqlite") else None
+    if source is None:
+        raise UsageError(
+            "--backup: the database is no SQLite file; for PostgreSQL: pg_dump, see deploy/README.md"
+        )
+    if not os.path.exists(source):
+        raise UsageError(f"--backup: there is no database {source}; PREFECT_HOME names the server's folder")
+    part = path.with_name(f"{path.name}.part")
+    try:
+        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))  # it holds logs and secrets
+        with closing(sqlite3.connect(source)) as there, closing(sqlite3.connect(part)) as copy:
+            there.backup(copy)
+        part.replace(path)
+        return path.stat().st_size
+    except (OSError, sqlite3.Error) as error:
+        part.unlink(missing_ok=True)
+        raise UsageError(f"--backup: {path} cannot be written ({error})") from None
 
 
 def wait_until_up(process: subprocess.Popen[bytes], url: str) -> None:

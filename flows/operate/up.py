@@ -25,7 +25,7 @@ import psutil
 from prefect.settings import get_current_settings
 
 from flows.operate import folder, pages, recovery, server
-from flows.operate.offers import POOL
+from flows.operate.offers import pool
 from flows.operate.service import END_S, LOOPBACK, Service, end, start_service
 from flows.staleness import stale_datasets
 from tasks import events, guard
@@ -280,7 +280,7 @@ def _start_worker(place: _ServerLocation, pages_at: str, stack: ExitStack) -> Se
         MARK: mark,
     }
     command = [sys.executable, "-m", "prefect", "worker", "start", "--type", "process"]
-    command += ["--pool", POOL, "--work-queue", folder.queue_name(), "--name", folder.worker_name()]
+    command += ["--pool", pool(), "--work-queue", folder.queue_name(), "--name", folder.worker_name()]
     service = Service("worker", lambda: start_service(command, settings, subprocess.PIPE))
     stack.callback(recovery.mark_lost, folder.worker_name())
     stack.callback(_end_flow_runs, mark)

@@ -3,6 +3,7 @@ nothing here can run Docker."""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -11,8 +12,10 @@ from typing import Any
 import prefect.settings
 import pytest
 import yaml
+from prefect.client.schemas.actions import WorkPoolCreate
 
 from flows.cli import app
+from flows.operate.offers import JOB_VARIABLES
 from tests.test_layers import imported
 
 ROOT = Path(__file__).parents[2]
@@ -81,3 +84,17 @@ def test_a_server_needs_neither_torch_nor_wandb() -> None:
         "blosc2",
     )
     assert "prefect" in imported("import flows.operate.up, flows.operate.serve", blocked=blocked)
+
+
+def test_the_template_of_a_kubernetes_pool_has_what_a_flow_run_needs() -> None:
+    """tests/system shows that a worker of that pool takes it."""
+    template = json.loads((DEPLOY / "kubernetes-job.json").read_text())
+    WorkPoolCreate(
+        name="tarmac", type="kubernetes", base_job_template=template
+    )  # each {{ variable }} is known
+    known = template["variables"]["properties"]
+    assert set(JOB_VARIABLES) <= set(known), "what tarmac deploy sets has no effect"
+    pod = template["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
+    assert mounts == {"project": "{{ folder }}", "shared-memory": "/dev/shm"}
+    assert set(mounts) == {volume["name"] for volume in pod["volumes"]}

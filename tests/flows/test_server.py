@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -15,6 +17,7 @@ import pytest
 from prefect.settings import (
     PREFECT_API_URL,
     PREFECT_HOME,
+    PREFECT_SERVER_DATABASE_CONNECTION_URL,
     PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
     temporary_settings,
 )
@@ -195,3 +198,36 @@ def test_a_damaged_run_beside_it_does_not_hide_what_goes_on(
     with Lease(run.lease):
         start._report_what_goes_on(run.path.parent)
     assert f"Training goes on as job ? ({run.name})" in capsys.readouterr().err
+
+
+def test_a_backup_of_a_database_in_use_is_whole_and_private(tmp_path: Path) -> None:
+    """A copy of the file alone would lack what is still in its log of writes."""
+    database, copy = tmp_path / "prefect.db", tmp_path / "copy.db"
+    with closing(sqlite3.connect(database, isolation_level=None)) as writer:
+        writer.execute("PRAGMA journal_mode = WAL")
+        writer.execute("CREATE TABLE flow_run (id INTEGER)")
+        writer.executemany("INSERT INTO flow_run VALUES (?)", [(number,) for number in range(1000)])
+        assert (tmp_path / "prefect.db-wal").stat().st_size
+        with temporary_settings({PREFECT_SERVER_DATABASE_CONNECTION_URL: f"sqlite+aiosqlite:///{database}"}):
+            assert server.back_up(copy) == copy.stat().st_size
+    with closing(sqlite3.connect(copy)) as reader:
+        assert reader.execute("SELECT count(*) FROM flow_run").fetchone() == (1000,)
+        assert reader.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    assert copy.stat().st_mode & 0o077 == 0
+    assert not copy.with_name("copy.db.part").exists()
+
+
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [
+        ("postgresql+asyncpg://a:b@c/d", "for PostgreSQL: pg_dump"),
+        ("sqlite+aiosqlite:////nowhere/prefect.db", "there is no database /nowhere/prefect.db"),
+    ],
+)
+def test_a_backup_that_cannot_be_made_is_one_line(address: str, says: str, tmp_path: Path) -> None:
+    with (
+        temporary_settings({PREFECT_SERVER_DATABASE_CONNECTION_URL: address}),
+        pytest.raises(UsageError, match=says) as refused,
+    ):
+        server.back_up(tmp_path / "copy.db")
+    assert "\n" not in str(refused.value) and list(tmp_path.iterdir()) == []

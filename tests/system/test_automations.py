@@ -212,7 +212,7 @@ def test_a_stall_its_end_and_a_poor_result_reach_people(
     rank.suspend()
     [text] = until("the message", lambda: [one for one in heard if "is stalled" in one], 240)
     assert folder.name in text and "paused by a signal" in text and f"/runs/flow-run/{flow_run}" in text
-    stalled = re.compile(r"stalled for \d+ (s|min): rank.paused$")
+    stalled = re.compile(r"stalled for \d+ (s|min): paused by a signal \(state T\)$")
 
     def shown() -> str:
         """What the progress on the flow run's page shows."""

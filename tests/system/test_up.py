@@ -8,9 +8,10 @@ import json
 import shlex
 import shutil
 import signal
+import sqlite3
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -157,6 +158,20 @@ def test_a_deployment_runs_from_its_worker(up: Up) -> None:
     up.api.completed(started.json()["id"], 240)
     assert (up.project / "data/digits/current/manifest.json").exists()
     assert {one["name"] for one in up.api.filter("automations")} >= {"tarmac-zombies", "tarmac-take-up"}
+
+
+def test_the_backup_of_a_server_at_work_has_its_flow_runs(up: Up, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.db"
+    command = [BIN / "tarmac", "up", "--backup", copy, "--json"]
+    done = subprocess.run(command, cwd=up.project, env=up.env, capture_output=True, text=True, timeout=120)
+    if up.secret is not None:
+        assert done.returncode == 2 and "pg_dump" in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    with closing(sqlite3.connect(copy)) as database:
+        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        names = {name for (name,) in database.execute("SELECT name FROM flow_run")}
+    assert "digits-clip · build" in names
 
 
 def test_a_dataset_that_grows_old_is_an_event(up: Up) -> None:
