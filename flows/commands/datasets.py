@@ -12,6 +12,7 @@ from cyclopts import Parameter
 
 from flows.commands.arguments import AsJson, Changes, ConfigFile
 from flows.commands.output import print_result, say
+from tasks.core import screen
 from tasks.core.errors import DataError, UsageError
 from tasks.core.units import count, counted, near, size, when
 
@@ -50,6 +51,7 @@ def build(
       tarmac build configs/photos.yaml
       tarmac build configs/photos.yaml --set dataset.shard.samples=512
     """
+    screen.passing(f"reading {config}")  # before imports that take a second
     from flows.operate import start
     from flows.parameters import Overrides, configured
     from tasks.dataset.building.freshness import is_up_to_date
@@ -84,7 +86,6 @@ def reinforce(config: ConfigFile, /, *, changes: Changes = None, as_json: AsJson
       tarmac reinforce configs/taught.yaml
     """
     from tasks.core import config as configs
-    from tasks.core import screen
     from tasks.models.reinforced import teachers
 
     began = time.monotonic()

@@ -46,7 +46,7 @@ def _prepare(flow_module: str) -> ModuleType:
 
     The server is the named one, or a temporary one, which comes up while Prefect and the module are imported.
     """
-    screen.passing("starting Prefect")
+    screen.passing("starting Prefect", elsewhere=True)
     environment.prepare(quiet=True)
     begun = None if os.environ.get("PREFECT_API_URL") else service.TemporaryServer()
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # a home that cannot be written

@@ -56,12 +56,14 @@ def finished(stage: str, summary: str, seconds: float, mark: str = "✓") -> Non
     console().print(f"{mark} {stage:<9} {summary:<{WIDTH}} {format_duration(seconds):>7}", markup=False)
 
 
-def passing(text: str) -> None:
-    """On a terminal, show a line that the next one overwrites; elsewhere print nothing."""
-    shown = console()
-    if shown.is_terminal:
-        shown.file.write(f"  {text}…\r")
-        shown.file.flush()
+def passing(text: str, *, elsewhere: bool = False) -> None:
+    """Show at once what a command is about to do: on a terminal by a line that the next one overwrites, and
+    `elsewhere` by a line of its own. It imports nothing."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"  {text}…\r")
+    elif elsewhere:
+        sys.stderr.write(f"  {text}…\n")
+    sys.stderr.flush()
 
 
 def warn(text: str) -> None:
