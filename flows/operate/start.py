@@ -46,9 +46,9 @@ def _prepare(flow_module: str) -> ModuleType:
 
     The server is the named one, or a temporary one, which comes up while Prefect and the module are imported.
     """
-    screen.passing("starting Prefect", elsewhere=True)
     environment.prepare(quiet=True)
     begun = None if os.environ.get("PREFECT_API_URL") else service.TemporaryServer()
+    screen.passing("starting Prefect", elsewhere=begun is not None)
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # a home that cannot be written
         server = importlib.import_module("flows.operate.server")
     if server.address() is None and begun is not None:

@@ -44,6 +44,8 @@ LOOPBACKS = ("127.0.0.1", "::1")
 WORKER_END_S = 30.0
 """A worker may take this long to end its flow runs and to report that to the server."""
 POLL_S = 0.5
+QUERY_S = "2"
+"""How often a worker asks for flow runs; with Prefect's 10 s a click would wait for it longest."""
 MISSED_S = 60.0
 """The interval in which crashed flow runs of the worker are looked for."""
 ANSWER_S = 10.0
@@ -273,6 +275,7 @@ def _deploy() -> list[str]:
 def _start_worker(place: _ServerLocation, pages_at: str, stack: ExitStack) -> Service:
     mark = uuid.uuid4().hex
     settings = {
+        "PREFECT_WORKER_QUERY_SECONDS": QUERY_S,
         **get_current_settings().to_environment_variables(exclude_unset=True),
         "PREFECT_API_URL": place.api,
         PAGES_URL: pages_at,

@@ -271,7 +271,7 @@ def test_what_an_operator_has_set_on_a_page_stays(api: Api, deployed: object, ru
     try:
         assert states(run("tarmac", "deploy", "--json"))[NIGHTLY] == "changed"
         kept = api.deployment(NIGHTLY)
-        assert set(kept["tags"]) == {"team-a", "tarmac", "take-up"}
+        assert set(kept["tags"]) == {"team-a", "tarmac", "take-up", "digits-clip"}
         assert kept["global_concurrency_limit"]["limit"] == 1
         assert kept["concurrency_options"]["collision_strategy"] == "CANCEL_NEW"
         assert kept["job_variables"] == variables
@@ -304,6 +304,7 @@ def test_a_configs_limit_is_the_deployments_and_another_run_waits(
             assert "limited" in found["tags"], "no filter by config"
         before = found["version"]
         assert re.fullmatch(r"[\w.]+-[0-9a-f]{8}", before)
+        assert run("tarmac", "deploy").returncode == 0, "the forms of the others offer it"
         assert set(states(run("tarmac", "deploy", "--json")).values()) == {"unchanged"}
         config.write_text(text + limit.replace("limit: 1", "limit: 2"))
         dry = json.loads(run("tarmac", "deploy", "configs/limited.yaml", "--dry-run", "--json").stdout)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Set
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +46,7 @@ def verify(
     progress: Progress = no_progress,
     *,
     on_bad: Callable[[BadSample], None] | None = None,
-    known: Collection[str] = (),
+    known: Set[str] = frozenset(),
 ) -> Report:
     """Judge the dataset, the version or the tars at `path`: a path, an address or a pattern.
 
@@ -75,7 +75,7 @@ def verify_anew(path: str, level: Level, progress: Progress = no_progress) -> Re
     """Verify as `verify` does, except for what was found sound before at this level."""
     place = locate(path)
     is_ours = place.is_version and not is_remote(place.folder)
-    known = remembered.known_shards(Path(place.folder), level) if is_ours else ()
+    known = remembered.known_shards(Path(place.folder), level) if is_ours else frozenset[str]()
     return verify(path, level, progress, known=known)
 
 
