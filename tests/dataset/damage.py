@@ -11,8 +11,8 @@ from typing import Any
 from tasks.core.schema import Config, ShardRules, Splits
 from tasks.dataset import versions
 from tasks.dataset.building.builder import build
-from tasks.dataset.repair.run import Repaired, repair
 from tasks.dataset.layout import FRESH, VERIFIED
+from tasks.dataset.repair.run import Repaired, repair
 from tasks.dataset.verify.verifier import verify
 from tests.dataset import raw
 

@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 from tasks.core.schema import Config
 from tasks.dataset import versions
 from tasks.dataset.building.builder import build
+from tasks.dataset.layout import FRESH
 from tests.dataset import raw
 
 SAMPLES = 240
@@ -99,7 +100,7 @@ def episode(kind: str, root: Path, rng: random.Random, kills: int = 5) -> int:
         assert raw.contents(killed) == raw.contents(calm), f"{kind}: the killed build differs"
         # A write that was killed leaves a hidden file.
         left = sorted(path.name for path in output.iterdir() if not path.name.startswith("."))
-        assert left == ["current", "versions"], f"{kind}: {left} are left"
+        assert left == ["current", FRESH, "versions"], f"{kind}: {left} are left"
     return hits
 
 

@@ -140,7 +140,7 @@ def test_the_server_is_well_and_has_tarmacs_settings(up: Up) -> None:
     vacuum = settings["services"]["db_vacuum"]
     kept = vacuum["event_retention_overrides"]
     assert kept == {"tarmac.flow-run.pulse": "PT1H"}, "a week of pulses is 0.6 GB per running flow"
-    assert "flow_runs" in vacuum["enabled"] and vacuum["retention_period"] == "P365D"
+    assert "flow_runs" in vacuum["enabled"] and vacuum["retention_period"] == "P1Y"
     offered = httpx.get(f"{up.api.ui}/ui-settings", trust_env=False, auth=up.api.http.auth).json()
     assert offered["available_uis"] == ["v1"], "the other pages ask a host outside"
     database = Path(up.env["PREFECT_HOME"]) / "prefect.db"

@@ -23,7 +23,7 @@ from tasks.dataset.building.sidecar import first
 from tasks.dataset.building.staging import converted_shards, write_rules
 from tasks.dataset.index import INDEX, read_index
 from tasks.dataset.keys import shard_hash
-from tasks.dataset.layout import shard_name
+from tasks.dataset.layout import FRESH, shard_name
 from tasks.dataset.tar.format import parse_sample
 from tests.dataset import raw
 from tests.dataset.building.prepared import changed, pictures, planned, published
@@ -150,7 +150,8 @@ def test_a_second_build_does_nothing_and_reports_that(folder: Path, tmp_path: Pa
     assert (second.version, second.digest) == (first.version, first.digest)
     assert is_up_to_date(config) == first.version
     after = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
-    assert after == before | {tmp_path / "out" / "current": after[tmp_path / "out" / "current"]}
+    noted = {tmp_path / "out" / name for name in ("current", FRESH)}
+    assert after == before | {path: after[path] for path in noted}
 
 
 def test_a_change_rewrites_few_shards_and_equals_a_build_from_nothing(folder: Path, tmp_path: Path) -> None:
