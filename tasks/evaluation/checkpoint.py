@@ -130,7 +130,7 @@ class LoadedCheckpoint:
             for batch in batches:
                 with self._computing():
                     loss = self.task(self._moved(batch))
-                yield BatchLoss(float(loss.sum), float(loss.weight), len(batch["key"]))
+                yield BatchLoss(float(loss.sum), float(loss.weight), len(batch["key"]), batch["key"][0])
 
     def answers(self, split: str, samples: int, most_tokens: int) -> Iterator[Answered]:
         asked: list[tuple[str, Question]] = []

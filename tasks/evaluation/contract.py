@@ -21,6 +21,7 @@ from tasks.core.errors import DataError
 from tasks.core.schema.block import Folder
 from tasks.core.units import counted
 from tasks.evaluation.results import Prediction
+from tasks.evaluation.samples import JudgedSamples
 from tasks.models.recipes import Capability
 
 Embeddings = NDArray[np.float32]
@@ -61,6 +62,7 @@ class BatchLoss:
     sum: float
     weight: float
     samples: int
+    first_key: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,9 @@ class EvaluationOutcome:
     notes: Sequence[str] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Files by name, written beside the result into a folder named after the task."""
+    by_sample: JudgedSamples | None = None
+    """What each sample contributed; None where only another program knows. Its `data` is empty, unless the
+    evaluator has data of its own."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from tasks.core.errors import UsageError
 from tasks.evaluation import evaluators, results
 from tasks.evaluation.checkpoint import LoadedCheckpoint
 from tasks.evaluation.results import EvaluationResult
-from tasks.runs import provenance
+from tasks.runs import provenance, record
+from tasks.runs.data import data_of
 from tasks.runs.folder import RunFolder
 from tasks.runs.followed import read_origin
 
@@ -51,4 +52,14 @@ def evaluate_checkpoint(run_folder: Path, step: int, task: str, question: str = 
         versions={**provenance.versions(), "evaluator": results.VERSION},
         question=question,
     )
-    results.write_result(run, result, () if config.dataset.private else outcome.predictions, outcome.files)
+    by_sample = outcome.by_sample
+    if by_sample is not None and not by_sample.data:
+        ref = (record.load_record(run).data if other is None else data_of(other))[0]
+        by_sample = replace(by_sample, data=f"{ref.version} {result.split}")
+    results.write_result(
+        run,
+        result,
+        () if config.dataset.private else outcome.predictions,
+        outcome.files,
+        None if by_sample is None else by_sample.to_bytes(),
+    )

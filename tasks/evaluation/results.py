@@ -118,8 +118,15 @@ def write_result(
     result: EvaluationResult,
     predictions: Sequence[Prediction],
     files: Mapping[str, bytes] | None = None,
+    by_sample: bytes | None = None,
 ) -> None:
-    """Write all files; the result is written last and atomically."""
+    """Write all files; the result is written last and atomically. `by_sample` is what each sample contributed
+    to it; without that a file of an earlier result is removed."""
+    of_samples = run.judged_samples(result.step, result.task)
+    if by_sample is None:
+        of_samples.unlink(missing_ok=True)
+    else:
+        write_atomic(of_samples, by_sample)
     for name, content in (files or {}).items():
         write_atomic(run.evaluation_files(result.step, result.task) / name, content)
     shown = PREDICTIONS.dump_json(list(predictions), indent=2) + b"\n"

@@ -147,6 +147,10 @@ class RunFolder:
     def predictions(self, step: int, task: str) -> Path:
         return self._of_evaluation(step, f"{task}.predictions.json")
 
+    def judged_samples(self, step: int, task: str) -> Path:
+        """What each sample contributed to the result; `tasks.evaluation.samples` reads it."""
+        return self._of_evaluation(step, f"{task}.samples.parquet")
+
     def evaluation_files(self, step: int, task: str) -> Path:
         """The folder of further files of an evaluation, beside its result."""
         return self._of_evaluation(step, task)

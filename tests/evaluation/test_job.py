@@ -20,6 +20,7 @@ from tasks.evaluation.checkpoint import LoadedCheckpoint
 from tasks.evaluation.job import evaluate_checkpoint
 from tasks.evaluation.kinds.zero_shot import TEMPLATES, class_embeddings
 from tasks.evaluation.results import EvaluationResult
+from tasks.evaluation.samples import read_samples
 from tasks.loader.bad import BadSampleError
 from tasks.models.clip.openclip import open_clip
 from tasks.runs import record
@@ -66,6 +67,10 @@ def test_leaves_a_result_that_a_reader_understands(run: RunFolder, digits_datase
     said = results.read_predictions(run, STEPS, "zero_shot")
     assert len(said) == 24 and all(key == prediction.key for key, (prediction,) in said.items())
     assert len({prediction.label for (prediction,) in said.values()}) > 5
+    judged = read_samples(run.judged_samples(STEPS, "zero_shot"))
+    assert judged is not None and len(judged.keys) == result.samples
+    assert judged.data == f"{versions.resolve(digits_dataset).name} val"
+    assert judged.columns["top1"].mean() == result.metrics["top1"]
 
 
 def test_says_the_same_again(run: RunFolder) -> None:
@@ -96,6 +101,8 @@ def test_of_private_data_nothing_is_kept_but_figures(run: RunFolder) -> None:
     evaluate_checkpoint(run.path, STEPS, "zero_shot")
     assert results.read_result(run.evaluation(STEPS, "zero_shot")) is not None
     assert results.read_predictions(run, STEPS, "zero_shot") == {}
+    (there,) = {path for path in run.path.rglob("*") if path.is_file() and b"digit_" in path.read_bytes()}
+    assert there == run.judged_samples(STEPS, "zero_shot"), "for a comparison, which shows no key"
 
 
 def test_a_torn_checkpoint_is_not_judged(run: RunFolder) -> None:
@@ -190,3 +197,5 @@ def test_another_dataset_is_judged_by_its_own_samples(
     assert result.samples == versions.read_manifest(version).splits["val"].samples
     assert result.notes == [f"evaluated on {version}"]
     assert not results.read_predictions(run, STEPS, "few"), "its keys may be those of other samples here"
+    judged = read_samples(run.judged_samples(STEPS, "few"))
+    assert judged is not None and judged.data == f"{version.name} val"

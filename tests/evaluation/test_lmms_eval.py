@@ -40,7 +40,11 @@ asked.write_text((asked.read_text() if asked.exists() else "") + name + " ")
 if name == "broken" and not (folder.parent / "mended").exists():
     print("no such data set"); sys.exit(1)
 (folder / "given.json").write_text(json.dumps(given))
-results = {"results": {name: {"alias": name, "accuracy,none": 0.25, "accuracy_stderr,none": 0.1}}}
+results = {"results": {name: {"alias": name, "accuracy,none": 0.25, "odd,none": 0.7, "accuracy_stderr,none": 0.1}}}
+for n in (2, 0, 1, 3):
+    row = {"doc_id": n, "doc_hash": f"hash {n}", "accuracy": {"score": float(n == 2)}, "odd": 0.5}
+    with (folder / f"x_samples_{name}.jsonl").open("a") as log:
+        print(json.dumps(row), file=log)
 (folder / "x_results.json").write_text(json.dumps(results | {"n-samples": {name: {"effective": 4}}}))
 """
 
@@ -173,7 +177,16 @@ def test_each_task_is_a_process_and_what_is_done_is_kept(tmp_path: Path) -> None
     (kept,) = tmp_path.glob("evaluations/*/lmms_eval-*")
     (kept / "mended").touch()
     outcome = task.evaluate(Parrot(tmp_path))  # type: ignore[arg-type]
-    assert outcome.metrics == {"first_accuracy": 0.25, "broken_accuracy": 0.25, "last_accuracy": 0.25}
+    names = ("first", "broken", "last")
+    assert outcome.metrics == {f"{n}_{m}": v for n in names for m, v in (("accuracy", 0.25), ("odd", 0.7))}
+    judged = outcome.by_sample
+    assert judged is not None
+    assert list(judged.columns) == ["first_accuracy", "broken_accuracy", "last_accuracy"], (
+        "the mean of the log's `odd` is not the metric"
+    )
+    assert list(judged.keys[:4]) == ["first 0", "first 1", "first 2", "first 3"]
+    assert judged.columns["first_accuracy"][:4].tolist() == [0, 0, 1, 0] and judged.items[2] == "hash 2"
+    assert judged.rows_of("last_accuracy").tolist() == [False] * 8 + [True] * 4
     assert outcome.samples == 12
     assert (kept / "asked.txt").read_text().split() == ["first", "broken", "broken", "last"]
     assert not outcome.notes

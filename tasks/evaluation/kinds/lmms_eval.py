@@ -16,7 +16,7 @@ import math
 import queue
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -24,14 +24,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
+import numpy as np
 from PIL import Image
 from pydantic import Field, model_validator
 
 from tasks.core.errors import DataError, TarmacError
-from tasks.core.files import digest, read_json, write_json
+from tasks.core.files import digest, read_json, read_lines, write_json
 from tasks.evaluation.contract import ChatRequest, EvaluationOutcome, Evaluator, Members, Subject
 from tasks.evaluation.kinds.benchmark_prompts import NANOVLM, QuestionFormat
 from tasks.evaluation.kinds.command import run_program
+from tasks.evaluation.samples import Formula, JudgedSamples
 from tasks.loader.decoders import decode_image
 from tasks.models.recipes import Capability
 from tasks.runs.folder import RunFolder
@@ -102,6 +104,7 @@ class LmmsEval(Evaluator):
         """
         metrics: dict[str, float] = {}
         samples = 0
+        logs: list[Mapping[str, Any]] = []
         for name in self.names:
             folder = self._kept(subject, name)
             path = folder / "figures.json"
@@ -110,9 +113,10 @@ class LmmsEval(Evaluator):
             found = read_json(path)
             metrics |= found["metrics"]
             samples += found["samples"]
+            logs += found.get("logs", [])
         changed = ", ".join(name for name in self.names if self.format_of(name) is not None)
         notes = [f"nanoVLM's prompts: {changed}"] if changed else []
-        return EvaluationOutcome(metrics, "", samples, notes=notes)
+        return EvaluationOutcome(metrics, "", samples, notes=notes, by_sample=judged_documents(logs))
 
     def _kept(self, subject: Subject, name: str) -> Path:
         """The folder of a benchmark's figures, by the options that change them."""
@@ -129,7 +133,7 @@ class LmmsEval(Evaluator):
     def _run_task(self, subject: Subject, name: str, folder: Path) -> Mapping[str, Any]:
         """Compute the figures of one task in a process of its own."""
         folder.mkdir(parents=True, exist_ok=True)
-        before = set(folder.rglob("*_results.json"))
+        before = set(folder.rglob("*.json*"))
         limit = self.limit_of(name)
         under_way = 2 * self.batch_size  # the requests of one pass come in while the model is at another
         with self._serving(subject, name) as server:
@@ -148,7 +152,7 @@ class LmmsEval(Evaluator):
             command += ["--output_path", str(folder), "--batch_size", "1"]
             command += ["--limit", str(limit)] if limit is not None else []
             command += ["--include_path", self.include_path] if self.include_path is not None else []
-            run_program(command)
+            run_program([*command, "--log_samples"])
             if server.failures:
                 raise DataError(
                     f"lmms_eval: {name}: {len(server.failures)} requests failed: {server.failures[0]}"
@@ -156,7 +160,8 @@ class LmmsEval(Evaluator):
         written = sorted(set(folder.rglob("*_results.json")) - before)
         if not written:
             raise DataError(f"lmms_eval: {name}: it succeeded but wrote no results into {folder}")
-        return figures_of(read_json(written[-1]), name)
+        figures = figures_of(read_json(written[-1]), name)
+        return {**figures, "logs": read_logs(set(folder.rglob("*_samples_*.jsonl")) - before, figures)}
 
 
 def figures_of(results: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -176,6 +181,55 @@ def figures_of(results: Mapping[str, Any], name: str) -> Mapping[str, Any]:
         raise DataError(f"lmms_eval: {name}: its results contain no number")
     counted = results.get("n-samples", {}).values()
     return {"metrics": metrics, "samples": sum(int(one.get("effective", 0)) for one in counted)}
+
+
+def read_logs(paths: Iterable[Path], figures: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return, for each of lmms-eval's logs of samples, the values of each metric by document.
+
+    A log holds whatever a benchmark's own code returns for a document: a number, or an object that may have a
+    `score`. Only values whose mean is the metric are kept, since some benchmarks average otherwise. Source:
+    `_process_document_results` in lmms-eval's evaluator.py, and process_results of its benchmarks.
+    """
+    logs = []
+    for path in sorted(paths):
+        task = path.stem.rpartition("_samples_")[2]
+        rows = sorted(read_lines(path)[0], key=lambda row: str(row.get("doc_id")))
+        documents = [f"{task} {row.get('doc_id')}" for row in rows]
+        columns = {
+            metric: values
+            for metric, value in figures["metrics"].items()
+            if metric.startswith(f"{task}_") and (values := _scores(rows, metric[len(task) + 1 :]))
+            if math.isclose(math.fsum(values) / len(values), value, rel_tol=1e-9, abs_tol=1e-12)
+        }
+        if columns and len(set(documents)) == len(documents):
+            hashes = [str(row.get("doc_hash")) for row in rows]
+            logs.append({"documents": documents, "hashes": hashes, "columns": columns})
+    return logs
+
+
+def _scores(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    """Return a metric's value for each document; nothing where one has none."""
+    given = [row.get(name) for row in rows]
+    found = [one.get("score") if isinstance(one, dict) else one for one in given]
+    values = [float(one) for one in found if isinstance(one, int | float)]
+    return values if len(values) == len(rows) else []
+
+
+def judged_documents(logs: Sequence[Mapping[str, Any]]) -> JudgedSamples | None:
+    """Return one row per document of all benchmarks; None without any. A row's item is the hash of the
+    document's content."""
+    documents = [document for log in logs for document in log["documents"]]
+    hashes = [one for log in logs for one in log["hashes"]]
+    columns = {}
+    start = 0
+    for log in logs:
+        end = start + len(log["documents"])
+        for name, values in log["columns"].items():
+            columns[name] = np.full(len(documents), np.nan)
+            columns[name][start:end] = values
+        start = end
+    formulas = {name: Formula("mean", [name]) for name in columns}
+    return JudgedSamples(documents, columns, formulas, hashes, data="lmms_eval") if columns else None
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,9 @@ from tasks.evaluation.contract import (
     require_finite,
 )
 from tasks.evaluation.kinds.ct_clip_files import ct_clip_files
-from tasks.evaluation.kinds.statistics import Figures, auroc, percentile_interval, resampled
+from tasks.evaluation.kinds.statistics import Figures, LabelScores
 from tasks.evaluation.results import KEPT_PREDICTIONS, Prediction
+from tasks.evaluation.samples import Formula, JudgedSamples, Kind
 from tasks.loader.decoders import decode_json
 
 CT_RATE = (
@@ -59,8 +60,8 @@ CT_RATE = (
     "Interlobular septal thickening",
 )
 """CT-CLIP's labels in the order of its files; other labels follow by name."""
-THRESHOLDS = np.linspace(0, 1, 100)
-AT_THRESHOLD = ("f1", "accuracy", "precision")
+METRICS: Mapping[str, Kind] = {"auroc": "auroc", "f1": "f1", "accuracy": "mean", "precision": "precision"}
+"""How the metrics of a label follow from its samples, those at a threshold last."""
 PRESENT, ABSENT = "present", "not present"
 Prompt = Annotated[str, Field(pattern=r"\{\}")]
 
@@ -83,7 +84,7 @@ class Labelled(Evaluator):
         first = None if samples is None else next(samples, None)
         known = () if first is None else read_facts(first, self.group).get("labels", {})
         labels = self.labels or [*known] or ["*"]
-        return [f"{metric}_{label}" for metric in ("auroc", *AT_THRESHOLD) for label in ("mean", *labels)]
+        return [f"{metric}_{label}" for metric in METRICS for label in ("mean", *labels)]
 
     def evaluate(self, subject: Subject) -> EvaluationOutcome:
         """Return AUROC, F1 (the mean over both classes by their samples), accuracy and precision of each
@@ -115,7 +116,8 @@ class Labelled(Evaluator):
                 f"split {split} has no label that some of its {counted(len(facts), 'sample')} have and "
                 "others lack; hold more out by dataset.splits"
             )
-        metrics, intervals = summarise(judged, [fact.group or fact.key for fact in facts], self.resamples)
+        by_sample = judged_samples(facts, judged)
+        metrics, intervals = by_sample.summarise(self.resamples)
         chance = {name: 0.5 for name in metrics if name.startswith("auroc_")}
         names = [fact.name or fact.key for fact in facts]
         return EvaluationOutcome(
@@ -127,6 +129,7 @@ class Labelled(Evaluator):
             _shown(facts, judged),
             notes=notes,
             files=ct_clip_files(labels, names, truth, scores, metrics),
+            by_sample=by_sample,
         )
 
     def problem(self, split: str, samples: Iterator[Members]) -> str:
@@ -225,47 +228,6 @@ def read_facts(members: Members, group: str) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class LabelScores:
-    """One label over all samples: whether each has it, and its score."""
-
-    truth: Figures
-    scores: Figures
-
-    @property
-    def threshold(self) -> float:
-        """The last of THRESHOLDS nearest to the corner of the ROC curve where every sample is right."""
-        above = self.scores > THRESHOLDS[:, None]
-        found = (above * self.truth).sum(1) / self.truth.sum()
-        wrong = (above * (1 - self.truth)).sum(1) / (1 - self.truth).sum()
-        far = np.sqrt((1 - found) ** 2 + wrong**2)
-        return float(THRESHOLDS[np.flatnonzero(far <= far.min())[-1]])
-
-    @property
-    def predicted(self) -> Figures:
-        """1 where the score is above the threshold, else 0."""
-        return (self.scores > self.threshold).astype(np.float64)
-
-    def figures(self, weights: Figures) -> dict[str, Figures]:
-        """Return each metric by round; `weights` [rounds, samples] is the number of times that a
-        sample counts."""
-        predicted = self.predicted
-        right, wrong = self.truth * predicted, (1 - self.truth) * predicted
-        true_positive, false_positive = weights @ right, weights @ wrong
-        false_negative = weights @ (self.truth * (1 - predicted))
-        true_negative = weights.sum(1) - true_positive - false_positive - false_negative
-        positive, negative = true_positive + false_negative, true_negative + false_positive
-        errors = false_positive + false_negative
-        of_positive = _share(2 * true_positive, 2 * true_positive + errors)
-        of_negative = _share(2 * true_negative, 2 * true_negative + errors)
-        return {
-            "auroc": auroc(self.truth, self.scores, weights),
-            "f1": (positive * of_positive + negative * of_negative) / (positive + negative),
-            "accuracy": (true_positive + true_negative) / (positive + negative),
-            "precision": _share(true_positive, true_positive + false_positive),
-        }
-
-
 def probabilities(volumes: Embeddings, texts: Embeddings, logit_scale: float) -> Figures:
     """Return [samples, labels]: the softmax over a label's two prompts, which are adjacent in `texts`."""
     similar = volumes.astype(np.float64) @ texts.astype(np.float64).T
@@ -273,37 +235,23 @@ def probabilities(volumes: Embeddings, texts: Embeddings, logit_scale: float) ->
     return 1 / (1 + np.exp(np.minimum(apart, 700)))
 
 
-def summarise(
-    judged: Mapping[str, LabelScores], groups: Sequence[str], rounds: int
-) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
-    """Return all metrics and their intervals, the mean AUROC first; thresholds are chosen on all samples."""
-    once = _figures(judged, np.ones((1, len(groups))))
-    drawn = [_figures(judged, weights) for weights in resampled(groups, rounds)]
-    intervals = {name: percentile_interval(np.concatenate([part[name] for part in drawn])) for name in once}
-    return (
-        {name: float(values[0]) for name, values in once.items()},
-        {name: interval for name, interval in intervals.items() if interval is not None},
+def judged_samples(facts: Sequence[Fact], judged: Mapping[str, LabelScores]) -> JudgedSamples:
+    """Return score, truth and rightness of each label by sample, and the metrics that follow: the mean over
+    labels comes first, metrics at a threshold after all AUROCs."""
+    columns: dict[str, Figures] = {}
+    for label, one in judged.items():
+        right = (one.predicted == one.truth).astype(np.float64)
+        columns |= {f"score_{label}": one.scores, f"truth_{label}": one.truth, f"accuracy_{label}": right}
+    formulas: dict[str, Formula] = {}
+    for metric, kind in METRICS.items():
+        names = [f"{metric}_{label}" for label in judged]
+        formulas[f"{metric}_mean"] = Formula("average", names)
+        for label, name in zip(judged, names, strict=True):
+            of_label = [f"score_{label}", f"truth_{label}"]
+            formulas[name] = Formula(kind, [name] if kind == "mean" else of_label)
+    return JudgedSamples(
+        [fact.key for fact in facts], columns, formulas, groups=[fact.group for fact in facts]
     )
-
-
-def _figures(judged: Mapping[str, LabelScores], weights: Figures) -> dict[str, Figures]:
-    """Return values by metric: the mean over labels comes first, metrics at a threshold after all AUROCs."""
-    by_label = {label: one.figures(weights) for label, one in judged.items()}
-    found: dict[str, Figures] = {}
-    for metric in ("auroc", *AT_THRESHOLD):
-        rows = np.stack([figures[metric] for figures in by_label.values()])
-        known = np.isfinite(rows)
-        means = np.full(rows.shape[1], np.nan)
-        found[f"{metric}_mean"] = np.divide(
-            np.where(known, rows, 0).sum(0), known.sum(0), out=means, where=known.any(0)
-        )
-        found |= {f"{metric}_{label}": figures[metric] for label, figures in by_label.items()}
-    return found
-
-
-def _share(part: Figures, whole: Figures) -> Figures:
-    """Return the share, and 0 where the whole is 0, as scikit-learn does."""
-    return np.divide(part, whole, out=np.zeros_like(whole), where=whole > 0)
 
 
 def _shown(facts: Sequence[Fact], judged: Mapping[str, LabelScores]) -> list[Prediction]:

@@ -32,6 +32,7 @@ from tasks.evaluation.contract import (
 )
 from tasks.evaluation.kinds.statistics import wilson_interval
 from tasks.evaluation.results import KEPT_PREDICTIONS, Prediction
+from tasks.evaluation.samples import Formula, JudgedSamples
 from tasks.loader.decoders import decode_text, picture_name
 
 Places = NDArray[np.intp]
@@ -86,7 +87,10 @@ class Retrieval(Evaluator):
             pairs.prediction(sample, int(to_texts.nearest[pairs.image[sample]]), to_texts.ranks)
             for sample in range(min(KEPT_PREDICTIONS, len(pairs.image)))
         ]
-        return EvaluationOutcome(metrics, split, len(pairs.image), intervals, chance, shown)
+        by_sample = pairs.judged(to_texts, to_images)
+        return EvaluationOutcome(
+            metrics, split, len(pairs.image), intervals, chance, shown, by_sample=by_sample
+        )
 
     def problem(self, split: str, samples: Iterator[Members]) -> str:
         """Check whether samples differ; usually the first two do."""
@@ -131,6 +135,30 @@ class Pairs:
     caption: Places
     samples: Sequence[str]
     """The keys of all samples."""
+
+    def judged(self, to_texts: RetrievalRanks, to_images: RetrievalRanks) -> JudgedSamples:
+        """Return one row per query: the images first, then the captions."""
+        queries = {"image": self.image_keys, "caption": self.caption_keys}
+        columns: dict[str, NDArray[np.float64]] = {}
+        formulas: dict[str, Formula] = {}
+        for name, found, is_of_image in zip(DIRECTIONS, (to_texts, to_images), (True, False), strict=True):
+            others = np.full(len(self.caption_keys if is_of_image else self.image_keys), np.nan)
+            ranks = np.concatenate(
+                [found.ranks + 1.0, others] if is_of_image else [others, found.ranks + 1.0]
+            )
+            for within in WITHIN:
+                if within < found.candidates:
+                    hits = np.where(np.isnan(ranks), np.nan, ranks <= within)
+                    columns[f"{name}_R@{within}"] = hits
+                    formulas[f"{name}_R@{within}"] = Formula("mean", [f"{name}_R@{within}"])
+            columns[f"{name}_rank"] = ranks
+            formulas[f"{name}_median_rank"] = Formula("median_rank", [f"{name}_rank"])
+        return JudgedSamples(
+            keys=[key for keys in queries.values() for key in keys],
+            items=[item for item, keys in queries.items() for _ in keys],
+            columns=columns,
+            formulas=formulas,
+        )
 
     def prediction(self, sample: int, nearest: int, ranks: Places) -> Prediction:
         """Return the caption nearest to a sample's image; its own where the nearest is another one of that

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +13,8 @@ from numpy.typing import NDArray
 Figures = NDArray[np.float64]
 MOST_WEIGHTS = 1 << 22
 """How many weights a bootstrap holds at once: 32 MB."""
+THRESHOLDS = np.linspace(0, 1, 100)
+"""The thresholds among which CT-CLIP chooses one. Source: scripts/eval.py of its code."""
 Z_95 = 1.959963984540054
 """The half width, in standard deviations, of the normal distribution's central 95 %."""
 
@@ -52,6 +56,35 @@ def auroc(truth: Figures, scores: Figures, weights: Figures) -> Figures:
     return found
 
 
+def mean_by_class(values: Figures, classes: Figures, weights: Figures) -> Figures:
+    """Return [rounds]: the mean over classes of the mean value of their samples, without classes that a round
+    lacks. `classes` [samples] are numbers, `weights` [rounds, samples] as for `auroc`."""
+    order = np.argsort(classes, kind="stable")
+    firsts = np.flatnonzero(np.r_[True, np.diff(classes[order]) > 0])
+    sums = np.add.reduceat(weights[:, order] * values[order], firsts, axis=1)
+    counts = np.add.reduceat(weights[:, order], firsts, axis=1)
+    return mean_of_known(np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0))
+
+
+def mean_of_known(values: Figures) -> Figures:
+    """Return [rounds]: the mean of each row of [rounds, figures] without NaN; NaN where all are."""
+    known = np.isfinite(values)
+    total, count = np.where(known, values, 0).sum(1), known.sum(1)
+    means: Figures = np.divide(total, count, out=np.full(len(values), np.nan), where=count > 0)
+    return means
+
+
+def median_rank(ranks: Figures, weights: Figures) -> Figures:
+    """Return [rounds]: the median of ranks that count `weights` times, rounded down as by open_clip."""
+    order = np.argsort(ranks, kind="stable")
+    reached = np.cumsum(weights[:, order], axis=1)
+    count = reached[:, -1:]
+    low = (reached > (count - 1) // 2).argmax(axis=1)
+    high = (reached > count // 2).argmax(axis=1)
+    middle: Figures = np.floor((ranks[order][low] + ranks[order][high]) / 2)
+    return middle
+
+
 def resampled(groups: Sequence[object], rounds: int, seed: int = 0) -> Iterator[Figures]:
     """Draw bootstrap samples as weights, the number of times that each sample counts: [some rounds, samples],
     `rounds` in all.
@@ -75,3 +108,50 @@ def percentile_interval(values: Figures) -> tuple[float, float] | None:
         return None
     low, high = np.percentile(known, (2.5, 97.5))
     return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class LabelScores:
+    """One label over all samples: whether each has it, and its score."""
+
+    truth: Figures
+    scores: Figures
+
+    @cached_property
+    def threshold(self) -> float:
+        """The last of THRESHOLDS nearest to the corner of the ROC curve where every sample is right."""
+        above = self.scores > THRESHOLDS[:, None]
+        found = (above * self.truth).sum(1) / self.truth.sum()
+        wrong = (above * (1 - self.truth)).sum(1) / (1 - self.truth).sum()
+        far = np.sqrt((1 - found) ** 2 + wrong**2)
+        return float(THRESHOLDS[np.flatnonzero(far <= far.min())[-1]])
+
+    @property
+    def predicted(self) -> Figures:
+        """1 where the score is above the threshold, else 0."""
+        return (self.scores > self.threshold).astype(np.float64)
+
+    def f1(self, weights: Figures) -> Figures:
+        """Return [rounds]: F1, the mean over both classes by their samples; `weights` [rounds, samples] is
+        the number of times that a sample counts."""
+        true_positive, false_positive, positive, samples = self._counts(weights)
+        negative, false_negative = samples - positive, positive - true_positive
+        errors = false_positive + false_negative
+        of_positive = _share(2 * true_positive, 2 * true_positive + errors)
+        of_negative = _share(2 * (negative - false_positive), 2 * (negative - false_positive) + errors)
+        return (positive * of_positive + negative * of_negative) / samples
+
+    def precision(self, weights: Figures) -> Figures:
+        """Return [rounds]: the share of samples above the threshold that have the label."""
+        true_positive, false_positive, *_ = self._counts(weights)
+        return _share(true_positive, true_positive + false_positive)
+
+    def _counts(self, weights: Figures) -> tuple[Figures, Figures, Figures, Figures]:
+        """Return true positives, false positives, positives and samples, by round."""
+        right, wrong = self.truth * self.predicted, (1 - self.truth) * self.predicted
+        return weights @ right, weights @ wrong, weights @ self.truth, weights.sum(1)
+
+
+def _share(part: Figures, whole: Figures) -> Figures:
+    """Return the share, and 0 where the whole is 0, as scikit-learn does."""
+    return np.divide(part, whole, out=np.zeros_like(whole), where=whole > 0)

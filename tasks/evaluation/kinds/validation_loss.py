@@ -10,8 +10,11 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
+import numpy as np
+
 from tasks.core.errors import DataError
-from tasks.evaluation.contract import LOST_WEIGHTS, EvaluationOutcome, Evaluator, Members, Subject
+from tasks.evaluation.contract import LOST_WEIGHTS, BatchLoss, EvaluationOutcome, Evaluator, Members, Subject
+from tasks.evaluation.samples import Formula, JudgedSamples
 from tasks.models.recipes import Capability
 
 
@@ -27,14 +30,31 @@ class ValidationLoss(Evaluator):
         """Return the mean loss by weight: by answer tokens for a language model, by samples for a contrast,
         which is then among `evaluate.batch_size` of them. DataError where it is not finite."""
         split = self.split or subject.held_out()
-        loss, samples = mean_loss(subject, split)
-        return EvaluationOutcome({"loss": loss}, split, samples)
+        loss, losses = mean_loss(subject, split)
+        samples = sum(one.samples for one in losses)
+        return EvaluationOutcome({"loss": loss}, split, samples, by_sample=judged_batches(losses))
 
 
-def mean_loss(subject: Subject, split: str) -> tuple[float, int]:
-    """Return the mean loss by weight and the number of samples; DataError where the loss is not finite."""
+def mean_loss(subject: Subject, split: str) -> tuple[float, list[BatchLoss]]:
+    """Return the mean loss by weight, and the losses of the batches; DataError where it is not finite."""
     losses = list(subject.losses(split))
     loss = sum(one.sum for one in losses) / sum(one.weight for one in losses)
     if not math.isfinite(loss):
         raise DataError(f"{split}: the loss is {loss}: {LOST_WEIGHTS}")
-    return loss, sum(one.samples for one in losses)
+    return loss, losses
+
+
+def judged_batches(losses: Sequence[BatchLoss]) -> JudgedSamples:
+    """Return one row per batch, by the key of its first sample: a contrast compares the samples of a batch,
+    so their losses are not independent. A row's item is the batch's number and size, which show whether
+    another evaluation had the same batches."""
+    return JudgedSamples(
+        keys=[one.first_key for one in losses],
+        items=[f"batch {number} of {one.samples} samples" for number, one in enumerate(losses)],
+        groups=[f"batch {number}" for number in range(len(losses))],
+        columns={
+            "loss": np.array([one.sum / one.weight for one in losses]),
+            "weight": np.array([one.weight for one in losses]),
+        },
+        formulas={"loss": Formula("mean", ["loss", "weight"])},
+    )

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Annotated, ClassVar
 
+import numpy as np
 from pydantic import Field
 
 from tasks.core.errors import DataError
-from tasks.evaluation.contract import Answered, EvaluationOutcome, Evaluator, Members, Subject
+from tasks.evaluation.contract import Answered, BatchLoss, EvaluationOutcome, Evaluator, Members, Subject
 from tasks.evaluation.kinds.statistics import wilson_interval
-from tasks.evaluation.kinds.validation_loss import mean_loss
+from tasks.evaluation.kinds.validation_loss import judged_batches, mean_loss
 from tasks.evaluation.results import KEPT_PREDICTIONS, Prediction, plain
+from tasks.evaluation.samples import Formula, JudgedSamples
 from tasks.models.recipes import Capability
 
 
@@ -42,11 +45,11 @@ class Vlm(Evaluator):
         pictures. DataError without a question or for a loss that is not finite.
         """
         split = self.split or subject.held_out()
-        loss, _ = mean_loss(subject, split)
+        loss, losses = mean_loss(subject, split)
         answers = list(subject.answers(split, self.samples, self.most_tokens))
         if not answers:
             raise DataError(f"{split}: its first {self.samples:,} samples hold no question")
-        right = sum(plain(one.answer) == plain(one.expected) for one in answers)
+        right = sum(map(is_match, answers))
         return EvaluationOutcome(
             metrics={"exact_match": right / len(answers), "loss": loss},
             split=split,
@@ -54,7 +57,34 @@ class Vlm(Evaluator):
             intervals={"exact_match": wilson_interval(right, len(answers))},
             chance={"exact_match": right_by_habit(answers) / len(answers)},
             predictions=shown(answers),
+            by_sample=judged_questions(answers, losses),
         )
+
+
+def is_match(one: Answered) -> bool:
+    return plain(one.answer) == plain(one.expected)
+
+
+def judged_questions(answers: Sequence[Answered], losses: Sequence[BatchLoss]) -> JudgedSamples:
+    """Return one row per question, and then those of the batches' losses."""
+    batches, numbers = judged_batches(losses), Counter[str]()
+    items = []
+    for one in answers:
+        items.append(f"question {numbers[one.key]}")
+        numbers[one.key] += 1
+    of_questions, of_batches = np.full(len(answers), np.nan), np.full(len(losses), np.nan)
+    right = np.array([is_match(one) for one in answers], np.float64)
+    return replace(
+        batches,
+        keys=[*(one.key for one in answers), *batches.keys],
+        items=[*items, *batches.items],
+        groups=[*(one.key for one in answers), *batches.groups],
+        columns={
+            "exact_match": np.concatenate([right, of_batches]),
+            **{name: np.concatenate([of_questions, column]) for name, column in batches.columns.items()},
+        },
+        formulas={"exact_match": Formula("mean", ["exact_match"]), **batches.formulas},
+    )
 
 
 def right_by_habit(answers: list[Answered]) -> int:

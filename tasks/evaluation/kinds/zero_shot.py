@@ -27,6 +27,7 @@ from tasks.evaluation.contract import (
 )
 from tasks.evaluation.kinds.statistics import wilson_interval
 from tasks.evaluation.results import KEPT_PREDICTIONS, Prediction
+from tasks.evaluation.samples import Formula, JudgedSamples
 from tasks.loader.decoders import decode_json
 
 TEMPLATES = ("a photo of a {}.", "an image of a {}.", "a picture of a {}.", "{}")
@@ -165,16 +166,21 @@ def summarise(
     hits = ranked == truth[:, None]
     first = hits[:, 0]
     metrics, intervals, chance = {}, {}, {}
+    columns = {"class": truth.astype(np.float64)}
     for name, within in (("top1", 1), ("top5", TOP)):
         if within < len(classes):
             right = int(hits[:, :within].sum())
             metrics[name] = right / len(truth)
             intervals[name] = wilson_interval(right, len(truth))
             chance[name] = within / len(classes)
+            columns[name] = hits[:, :within].any(axis=1).astype(np.float64)
+    formulas = {name: Formula("mean", [name]) for name in metrics}
+    formulas["mean_per_class"] = Formula("mean_by_class", ["top1", "class"])
     metrics["mean_per_class"] = float(np.mean([first[truth == place].mean() for place in np.unique(truth)]))
     chance["mean_per_class"] = 1 / len(classes)
     shown = [
         Prediction(key=key, label=classes[right], predicted=classes[nearest])
         for key, right, nearest in zip(keys[:KEPT_PREDICTIONS], truth, ranked[:, 0], strict=False)
     ]
-    return EvaluationOutcome(metrics, split, len(truth), intervals, chance, shown)
+    by_sample = JudgedSamples(keys, columns, formulas)
+    return EvaluationOutcome(metrics, split, len(truth), intervals, chance, shown, by_sample=by_sample)
