@@ -69,18 +69,11 @@ class JudgedSamples:
         """What each row is resampled with."""
         return [group or key for group, key in zip(self.groups or self.keys, self.keys, strict=True)]
 
-    def is_paired_with(self, other: JudgedSamples, metric: str) -> bool:
-        """Whether both have the metric's figures of the very same rows of the same data."""
-        return (
-            self.data == other.data
-            and self.formulas.get(metric) == other.formulas.get(metric)
-            and self._names_of(metric) == other._names_of(metric)
-        )
-
-    def _names_of(self, metric: str) -> list[tuple[str, str, str]]:
-        rows = self.rows_of(metric)
-        items = self.items or [""] * len(self.keys)
-        return [(self.keys[row], items[row], self.together[row]) for row in np.flatnonzero(rows).tolist()]
+    def names_of(self, metric: str) -> list[tuple[str, str, str]]:
+        """Return key, item and group of each row that counts for the metric."""
+        items, together = self.items or [""] * len(self.keys), self.together
+        rows = np.flatnonzero(self.rows_of(metric)).tolist()
+        return [(self.keys[row], items[row], together[row]) for row in rows]
 
     def rows_of(self, metric: str) -> NDArray[np.bool_]:
         """Return [rows]: whether a row counts for the metric."""

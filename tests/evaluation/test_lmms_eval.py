@@ -250,3 +250,5 @@ def test_the_real_package_judges_a_model_by_what_it_writes(tmp_path: Path) -> No
     task = LmmsEval(names=["pictures_seen"], python=os.environ[VARIABLE], include_path=str(folder))
     outcome = task.evaluate(subject)
     assert outcome.metrics == {"pictures_seen_exact_match": 0.75} and outcome.samples == 4
+    assert outcome.by_sample is not None
+    assert outcome.by_sample.columns["pictures_seen_exact_match"].tolist() == [0, 1, 1, 1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -87,7 +86,6 @@ def test_a_metric_is_what_its_samples_give(kind: str, tmp_path: Path) -> None:
     for name, formula in judged.formulas.items():
         if formula == Formula("mean", [name]):
             assert table[name].mean() == pytest.approx(outcome.metrics[name], abs=1e-12)
-    assert not judged.is_paired_with(replace(judged, data="another"), next(iter(judged.formulas)))
 
 
 def test_groups_are_those_of_the_intervals() -> None:
