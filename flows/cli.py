@@ -65,8 +65,9 @@ COMMANDS = {
         "flows.commands.runs:resume",
         "flows.commands.gather:gather",
         "flows.commands.runs:report",
-        "flows.commands.runs:forget",
+        "flows.commands.comparing:compare",
         "flows.commands.weights:export",
+        "flows.commands.runs:forget",
     ),
     "Diagnosis": (
         "flows.commands.diagnosis:preflight",

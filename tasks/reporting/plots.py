@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tasks.core.charts import Chart, Interval, Point, Series
@@ -115,6 +115,64 @@ PANELS = (
 def training_charts(rows: Sequence[Row]) -> list[Chart]:
     """Draw one chart per panel; a panel without any value is left out."""
     return [chart for panel in PANELS if (chart := _chart(panel, rows)) is not None]
+
+
+COMPARED = (
+    Panel("Training loss", "loss", {"train/loss": ""}),
+    Panel("Validation loss", "loss", {"val/loss": ""}),
+    Panel("Learning rate", "learning rate", {"train/lr": ""}),
+    Panel("Throughput", "samples/s", {"train/samples_per_s": ""}),
+    Panel("Waiting for data", "share of time", {"train/data_wait": ""}, "share"),
+)
+"""The panels in which several runs have one line each."""
+
+
+def compared_charts(rows_by_run: Mapping[str, Sequence[Row]]) -> list[Chart]:
+    """Draw the curves of several runs, by name, on the same axes; a panel without any value is left out."""
+    charts = []
+    for panel in COMPARED:
+        (key,) = panel.columns
+        columns = {name: _column(rows, key) for name, rows in rows_by_run.items()}
+        if any(y is not None for points in columns.values() for _, y in points):
+            charts.append(_compared_chart(panel.title, panel.y_label, columns, panel.unit))
+    return charts
+
+
+def compared_scores_chart(title: str, scores_by_run: Mapping[str, Sequence[Score]]) -> Chart:
+    """Draw a metric of several runs, by name, over the steps at which each was evaluated."""
+    columns = {
+        name: [(score.step, score.value) for score in sorted(scores, key=lambda score: score.step)]
+        for name, scores in scores_by_run.items()
+    }
+    values = [score.value for scores in scores_by_run.values() for score in scores]
+    is_share = all(0 <= value <= 1 for value in values) and max(values) > LOW_SHARE
+    chart = _compared_chart(title, title[:1].lower() + title[1:], columns)
+    return replace(chart, y_high=1.0 if is_share else 0.0)
+
+
+def _compared_chart(
+    title: str,
+    y_label: str,
+    columns: Mapping[str, Sequence[Point]],
+    unit: Literal["number", "share"] = "number",
+) -> Chart:
+    form = percent if unit == "share" else number
+    series, ends, merged = [], [], 1
+    for name, points in columns.items():
+        means, _, chunk = thin(points)  # areas of several runs would hide each other
+        merged = max(merged, chunk)
+        series.append(Series(name, means, marked=len(means) <= MOST_MARKS))
+        values = [(x, y) for x, y in points if y is not None]
+        ends += [f"{name} {form(values[-1][1])} at step {count(values[-1][0])}"] if values else []
+    return Chart(
+        title=title,
+        description=f"{title} of {len(series)} runs: {'; '.join(ends)}.",
+        x_label="step",
+        y_label=y_label,
+        series=series,
+        y_unit=unit,
+        note=f"Lines: means of up to {merged} rows." if merged > 1 else "",
+    )
 
 
 def loss_chart(rows: Sequence[Row]) -> Chart | None:
