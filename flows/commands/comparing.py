@@ -15,7 +15,7 @@ from flows.commands.runs import RUNS
 from tasks.core.units import near, number
 
 if TYPE_CHECKING:
-    from tasks.reporting.comparison import ComparedRun, Comparison, ScoreRow, Verdict
+    from tasks.reporting.comparison import ComparedRun, RunComparison, ScoreRow, ScoreVerdict
 
 RunNames = Annotated[
     list[str] | None,
@@ -55,7 +55,7 @@ def compare(
     return say("\n".join([*_lines(compared), f"page  {near(written)}"]))
 
 
-def _lines(compared: Comparison) -> Iterator[str]:
+def _lines(compared: RunComparison) -> Iterator[str]:
     from tasks.reporting.comparison_page import training_figures
 
     labels = [run.label for run in compared.runs]
@@ -78,7 +78,7 @@ def _lines(compared: Comparison) -> Iterator[str]:
     yield from _table(["", *labels], [[row.name, *row.texts] for row in training_figures(compared)])
 
 
-def _score_lines(compared: Comparison) -> Iterator[str]:
+def _score_lines(compared: RunComparison) -> Iterator[str]:
     """Yield a table of the scores and below each row what the differences amount to."""
     labels = [run.label for run in compared.runs]
     shown = [row for row in compared.scores if not row.is_detail]
@@ -113,7 +113,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def _facts(compared: Comparison) -> dict[str, Any]:
+def _facts(compared: RunComparison) -> dict[str, Any]:
     return {
         "runs": [_run_facts(run) for run in compared.runs],
         "config": {row.name: list(row.values) for row in compared.config},
@@ -153,7 +153,7 @@ def _run_facts(run: ComparedRun) -> dict[str, Any]:
     }
 
 
-def _verdict_facts(one: Verdict) -> dict[str, Any]:
+def _verdict_facts(one: ScoreVerdict) -> dict[str, Any]:
     paired = one.paired
     return {
         "difference": one.difference,

@@ -43,7 +43,7 @@ SAME = 1e-6
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ScoreVerdict:
     """A run's score beside the reference's. `paired` has the difference with its interval, where both were of
     the same samples; else `reason` says why not."""
 
@@ -95,7 +95,7 @@ class ScoreRow:
     at: str
     results: Sequence[EvaluationResult | None]
     """Of each run; None where it has none."""
-    verdicts: Sequence[Verdict | None]
+    verdicts: Sequence[ScoreVerdict | None]
     """Of each run but the first; None where one of the two has no figure."""
     is_detail: bool
     """Whether it is the metric of one label, of which there may be dozens."""
@@ -166,7 +166,7 @@ BEST, LAST = "best", "last"
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """All that a comparison found, for a terminal, a page and a program alike."""
 
     runs: Sequence[ComparedRun]
@@ -192,7 +192,7 @@ def find_runs(runs: Path, names: Sequence[str]) -> list[RunFolder]:
     return found
 
 
-def compare_runs(folders: Sequence[RunFolder]) -> Comparison:
+def compare_runs(folders: Sequence[RunFolder]) -> RunComparison:
     """Compare the runs with the first. DataError for a run that has neither a result nor a metric, or where
     runs of different recipes have no metric in common."""
     contents = [collect(folder) for folder in folders]
@@ -212,7 +212,7 @@ def compare_runs(folders: Sequence[RunFolder]) -> Comparison:
     if len(recipes) > 1 and not any(all(row.results) for row in scores):
         each = ", ".join(f"{run.run.name} ({run.recipe or 'no recipe'})" for run in runs)
         raise DataError(f"the runs are of different recipes and have no metric in common: {each}")
-    return Comparison(
+    return RunComparison(
         runs,
         config_differences(contents),
         data_differences(contents),
@@ -289,7 +289,7 @@ def _verdicts(
     judged: Sequence[JudgedSamples | str],
     place: int,
     names: Sequence[str],
-) -> dict[str, Verdict]:
+) -> dict[str, ScoreVerdict]:
     """Judge the metrics of one run beside the reference's."""
     first, other = results[0], results[place]
     if first is None or other is None:
@@ -307,7 +307,7 @@ def _verdicts(
         is_low = _is_better_low(runs[0], task, name)
         is_share = not is_low and all(0 <= value <= 1 for value in values)
         difference = other.metrics[name] - first.metrics[name]
-        plain = Verdict(difference if math.isfinite(difference) else None, is_low, is_share)
+        plain = ScoreVerdict(difference if math.isfinite(difference) else None, is_low, is_share)
         one = found[name]
         verdicts[name] = (
             replace(plain, paired=one) if isinstance(one, PairedDifference) else replace(plain, reason=one)

@@ -15,24 +15,24 @@ from tasks.core.charts import Chart
 from tasks.core.files import write_atomic
 from tasks.core.pages import render
 from tasks.core.units import count, duration, number, percent
-from tasks.reporting.comparison import Comparison
+from tasks.reporting.comparison import RunComparison
 from tasks.reporting.differences import Difference
 from tasks.reporting.plots import Score, compared_charts, compared_scores_chart
 from tasks.reporting.scores import title_of
 
 
-def write_page(compared: Comparison, page: Path) -> None:
+def write_page(compared: RunComparison, page: Path) -> None:
     """Write the page of a comparison; OSError where it cannot be written."""
     write_atomic(page, compose_page(compared, time.time()))
 
 
-def default_page(compared: Comparison, runs: Path) -> Path:
+def default_page(compared: RunComparison, runs: Path) -> Path:
     """Return where a comparison's page lies unless another place is given: beside the runs."""
     ids = "-".join(run.run.id[:6] for run in compared.runs)
     return runs / f"compare-{ids}.html"
 
 
-def compose_page(compared: Comparison, written: float) -> str:
+def compose_page(compared: RunComparison, written: float) -> str:
     """Render the page; `written` is the time in Unix seconds."""
     first = next((row for row in compared.scores if not row.is_detail), None)
     rows = {run.label: run.contents.rows for run in compared.runs}
@@ -50,7 +50,7 @@ def compose_page(compared: Comparison, written: float) -> str:
     )
 
 
-def training_figures(compared: Comparison) -> list[Difference]:
+def training_figures(compared: RunComparison) -> list[Difference]:
     """Return a row per figure of the trainings, as text for a reader."""
     runs = [(run, run.training) for run in compared.runs]
     columns = {
@@ -64,7 +64,7 @@ def training_figures(compared: Comparison) -> list[Difference]:
     return [Difference(name, values) for name, values in columns.items()]
 
 
-def _score_charts(compared: Comparison) -> Iterator[Chart]:
+def _score_charts(compared: RunComparison) -> Iterator[Chart]:
     """Draw each metric of each task, without those of single labels, over the steps."""
     named = {(row.task, row.metric): row.title for row in compared.scores if not row.is_detail}
     for (task, metric), title in named.items():
