@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from flows.commands.arguments import AsJson, RunsFolder
 from flows.commands.output import print_result, say
-from flows.commands.runs import RUNS
+from flows.commands.status import RUNS
 from tasks.core.units import near, number
 
 if TYPE_CHECKING:

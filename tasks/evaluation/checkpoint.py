@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tasks.core.schema import Config
 from tasks.dataset.tar.format import Sample
 from tasks.dataset.versions import read_manifest
 from tasks.evaluation.contract import (
+    START,
     Answered,
     BatchLoss,
     ChatRequest,
@@ -25,6 +27,7 @@ from tasks.evaluation.contract import (
     Embedded,
     Embeddings,
     Members,
+    StreamPosition,
 )
 from tasks.evaluation.origins import load_origin
 from tasks.loader.bad import BadSampleError
@@ -105,13 +108,16 @@ class LoadedCheckpoint:
             raise DataError(nothing_held_out(version, splits))
         return found
 
-    def embed_images(self, split: str, extract: Callable[[Members], str]) -> Iterator[Embedded]:
+    def embed_images(
+        self, split: str, extract: Callable[[Members], str], after: StreamPosition = START
+    ) -> Iterator[Embedded]:
         transform = Extracting(self.feed.shapes.transform(is_train=False), extract)
-        with self.feed.split(split, transform) as batches:
+        with self.feed.split(split, transform, after=after) as batches:
             for batch in batches:
                 with self._computing():
                     embeddings = self.task.embed_images(self._moved(batch))
-                yield Embedded(batch["key"], embeddings.float().cpu().numpy(), batch["extracted"])
+                rows, reached = embeddings.float().cpu().numpy(), StreamPosition(*batches.reached)
+                yield Embedded(batch["key"], rows, batch["extracted"], reached)
 
     def embed_texts(self, texts: Sequence[str]) -> Embeddings:
         with self._computing():
@@ -125,21 +131,30 @@ class LoadedCheckpoint:
     def logit_scale(self) -> float:
         return float(self.task.logit_scale)
 
-    def losses(self, split: str) -> Iterator[BatchLoss]:
-        with self.feed.split(split) as batches:
+    def losses(self, split: str, after: StreamPosition = START) -> Iterator[BatchLoss]:
+        with self.feed.split(split, after=after) as batches:
             for batch in batches:
                 with self._computing():
                     loss = self.task(self._moved(batch))
-                yield BatchLoss(float(loss.sum), float(loss.weight), len(batch["key"]), batch["key"][0])
+                keys, reached = batch["key"], StreamPosition(*batches.reached)
+                yield BatchLoss(float(loss.sum), float(loss.weight), len(keys), keys[0], reached)
 
-    def answers(self, split: str, samples: int, most_tokens: int) -> Iterator[Answered]:
+    def answers(self, split: str, samples: int, most_tokens: int, skip: int = 0) -> Iterator[Answered]:
+        for asked in self._passes(split, samples):
+            if skip < len(asked):  # a pass is repeated whole, because its questions are answered together
+                yield from islice(self._answered(asked, most_tokens), skip, None)
+            skip = max(skip - len(asked), 0)
+
+    def _passes(self, split: str, samples: int) -> Iterator[list[tuple[str, Question]]]:
+        """Yield the questions of each pass, with the keys of their samples."""
         asked: list[tuple[str, Question]] = []
         for sample in self._first(split, samples):
             asked += [(sample.key, question) for question in self.task.questions(sample.members)]
             if len(asked) >= self.feed.judged_at_once:
-                yield from self._answered(asked, most_tokens)
+                yield asked
                 asked = []
-        yield from self._answered(asked, most_tokens)
+        if asked:
+            yield asked
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
@@ -148,7 +163,7 @@ class LoadedCheckpoint:
 
     def _answered(self, asked: Sequence[tuple[str, Question]], most_tokens: int) -> Iterator[Answered]:
         with self._computing():
-            answers = self.task.answer([question for _, question in asked], most_tokens) if asked else []
+            answers = self.task.answer([question for _, question in asked], most_tokens)
         for (key, question), answer in zip(asked, answers, strict=True):
             yield Answered(key, question.text, question.expected, answer)
 

@@ -30,6 +30,16 @@ Members = dict[str, bytes]
 LOST_WEIGHTS = "the model's weights are lost; train anew with a lower train.lr or a longer train.warmup"
 
 
+class StreamPosition(NamedTuple):
+    """How far a pass over a split is: the batches that were read, and the bad samples that they lack."""
+
+    batches: int
+    left_out: int
+
+
+START = StreamPosition(0, 0)
+
+
 @dataclass(frozen=True)
 class Embedded:
     """Samples with their keys, their embeddings, and the text that was extracted from each."""
@@ -37,6 +47,8 @@ class Embedded:
     keys: Sequence[str]
     embeddings: Embeddings
     extracted: Sequence[str]
+    after: StreamPosition = START
+    """Where the pass over the split goes on."""
 
     @classmethod
     def join(cls, batches: Iterable[Embedded], most: int | None = None) -> Embedded:
@@ -63,6 +75,8 @@ class BatchLoss:
     weight: float
     samples: int
     first_key: str = ""
+    after: StreamPosition = START
+    """Where the pass over the split goes on."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +133,11 @@ class Subject(Protocol):
     def held_out(self) -> str:
         """Return the split that an evaluation uses by default; DataError where there is none."""
 
-    def embed_images(self, split: str, extract: Callable[[Members], str]) -> Iterator[Embedded]:
-        """Embed every sample of the split once, in storage order; `extract` (picklable) gets its members."""
+    def embed_images(
+        self, split: str, extract: Callable[[Members], str], after: StreamPosition = START
+    ) -> Iterator[Embedded]:
+        """Embed every sample of the split once, in storage order, or those `after` a batch; `extract`
+        (picklable) gets its members."""
 
     def embed_texts(self, texts: Sequence[str]) -> Embeddings:
         """Return one row per text."""
@@ -128,12 +145,13 @@ class Subject(Protocol):
     def logit_scale(self) -> float:
         """Return the factor that similarities are multiplied by before a softmax."""
 
-    def losses(self, split: str) -> Iterator[BatchLoss]:
-        """Compute the loss of every sample of the split once, in storage order."""
+    def losses(self, split: str, after: StreamPosition = START) -> Iterator[BatchLoss]:
+        """Compute the loss of every sample of the split once, in storage order, or of those `after` a
+        batch."""
 
-    def answers(self, split: str, samples: int, most_tokens: int) -> Iterator[Answered]:
+    def answers(self, split: str, samples: int, most_tokens: int, skip: int = 0) -> Iterator[Answered]:
         """Answer each question of the first `samples` of the split, in storage order and in `most_tokens`
-        tokens at most."""
+        tokens at most, without the first `skip` questions."""
 
     def replies(self, requests: Sequence[ChatRequest], most_tokens: int) -> Sequence[str]:
         """Continue each conversation, all in one pass and in `most_tokens` tokens at most."""

@@ -216,14 +216,21 @@ class Feed:
         stream = plan_stream(self, urls, transform, self.shapes.collate, start, state.ranks, sizes, samples)
         return self._batches(stream, folder_of(stream.files[0]), None, transform)
 
-    def split(self, name: str, transform: Transform | None = None, most: int | None = None) -> Batches:
+    def split(
+        self,
+        name: str,
+        transform: Transform | None = None,
+        most: int | None = None,
+        after: tuple[int, int] = (0, 0),
+    ) -> Batches:
         """Return every sample of a split once, in storage order and unaugmented; the last batch may be
         smaller.
 
         A rank gets each `world_size`-th batch, so ranks may differ by one batch. `most` limits the samples to
         as many, in whole batches that are evenly spread. A metric over a split must not count a sample twice,
         so `on_bad: replace` leaves bad samples out here: batches get smaller, and more bad samples than the
-        share `bad_budget` are an error. `transform` overrides that of the recipe.
+        share `bad_budget` are an error. `transform` overrides that of the recipe. `after` is what an earlier
+        pass had `reached`: this one yields the batches that it did not.
         """
         version = self.data.version
         samples = self._open(self.data, name)
@@ -233,10 +240,12 @@ class Feed:
         parts = split_parts(len(samples), self.judged_at_once, most)[self.rank :: self.world_size]
         left_out = most_left_out(self.loader.bad_budget, sum(map(len, parts)))
         where = f"{version}/{name}"
-        budget = Budget(where, len(samples), left_out, f"see `tarmac verify {version}`")
-        workers = min(self.workers, len(parts))
-        one_pass = replace(self, workers=workers, pin_memory=False)
-        return one_pass._batches(dataset, where, parts, transform, name, budget)
+        budget = Budget(where, len(samples), left_out, f"see `tarmac verify {version}`", spent=after[1])
+        ahead = parts[after[0] :]
+        one_pass = replace(self, workers=min(self.workers, len(ahead)), pin_memory=False)
+        batches = one_pass._batches(dataset, where, ahead, transform, name, budget)
+        batches.reached = after
+        return batches
 
     def _batches(
         self,

@@ -62,6 +62,9 @@ class Batches(Iterator[Batch]):
         self.passed_over: tuple[PassedOver, ...] = ()
         """The bad samples that the last batch lacks, and those of the batches before it of which no sample
         was left."""
+        self.reached = (0, 0)
+        """How many batches of the pass were read, those without a sample as well, and how many samples they
+        lack."""
         self._budget = budget
         self._writer = keeper.keep(0) if keeper is not None and not workers else worker_state.NOBODY
         loader: DataLoader[Packed | WorkerFailure] = DataLoader(
@@ -89,6 +92,7 @@ class Batches(Iterator[Batch]):
         while not batch["key"]:
             batch, passed = unpack(self._next())
             self.passed_over += passed
+            self.reached = self.reached[0] + 1, self.reached[1] + len(passed)
             if self._budget is not None:
                 self._spend(self._budget, passed)
         return batch

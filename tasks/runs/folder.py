@@ -155,6 +155,10 @@ class RunFolder:
         """The folder of further files of an evaluation, beside its result."""
         return self._of_evaluation(step, task)
 
+    def evaluation_journal(self, step: int, task: str) -> Path:
+        """What an evaluation has computed so far; `tasks.evaluation.journal` reads it."""
+        return self._of_evaluation(step, f".{task}.journal")
+
     def evaluation_lease(self, step: int, task: str) -> Path:
         """Held by the one job that may write that evaluation's result."""
         return self._of_evaluation(step, f".{task}.lease")

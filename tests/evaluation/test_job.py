@@ -5,27 +5,40 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 import yaml
 
+from tasks.core import config as configs
 from tasks.core.errors import DataError, UsageError
-from tasks.core.files import read_json
+from tasks.core.files import read_json, read_lines
 from tasks.dataset import versions
 from tasks.dataset.building.builder import build
+from tasks.dataset.tar.format import Sample
 from tasks.evaluation import results
 from tasks.evaluation.checkpoint import LoadedCheckpoint
+from tasks.evaluation.contract import Members
 from tasks.evaluation.job import evaluate_checkpoint
 from tasks.evaluation.kinds.zero_shot import TEMPLATES, class_embeddings
 from tasks.evaluation.results import EvaluationResult
 from tasks.evaluation.samples import read_samples
 from tasks.loader.bad import BadSampleError
 from tasks.models.clip.openclip import open_clip
+from tasks.models.task import Question
 from tasks.runs import record
+from tasks.runs.data import version_path
 from tasks.runs.folder import RunFolder
-from tests.conftest import digits_config
+from tests.conftest import ROOT, digits_config
 from tests.training.helpers import make_run, train_here
 
 STEPS = 90
@@ -85,8 +98,6 @@ def test_says_the_same_again(run: RunFolder) -> None:
 
 
 def test_prompts_are_put_together_as_by_open_clip(trained: RunFolder) -> None:
-    from tasks.core import config as configs
-
     subject = LoadedCheckpoint.open(trained, configs.reload(trained.config), STEPS)
     names = ["three", "seven", "nine"]
     ours = class_embeddings(subject.embed_texts([t.replace("{}", n) for n in names for t in TEMPLATES]), 3)
@@ -179,6 +190,113 @@ def test_a_bad_sample_is_left_out_and_not_counted(
     result = results.read_result(run.evaluation(STEPS, "zero_shot"))
     assert result is not None
     assert result.samples == versions.read_manifest(source).splits["val"].samples - 1
+
+
+SLOWLY = """
+import json, sys, time
+from pathlib import Path
+from tasks.core.files import append_line
+from tasks.evaluation import checkpoint, job
+whole = checkpoint.LoadedCheckpoint.embed_images
+def slowly(self, *given, **more):
+    for batch in whole(self, *given, **more):
+        for key in batch.keys:
+            append_line(Path(sys.argv[3]), json.dumps({"key": key}))
+        time.sleep(0.02)
+        yield batch
+checkpoint.LoadedCheckpoint.embed_images = slowly
+job.evaluate_checkpoint(Path(sys.argv[1]), int(sys.argv[2]), "zero_shot")
+"""
+
+
+def test_a_killed_evaluation_goes_on_to_the_same_result(run: RunFolder, tmp_path: Path) -> None:
+    values = yaml.safe_load(run.config.read_text())
+    values["evaluate"]["batch_size"] = 2
+    run.config.write_text(yaml.safe_dump(values))
+    evaluate_checkpoint(run.path, STEPS, "zero_shot")
+
+    def left() -> tuple[str, bytes, bytes]:
+        result = results.read_result(run.evaluation(STEPS, "zero_shot"))
+        assert result is not None
+        files = (run.judged_samples(STEPS, "zero_shot"), run.predictions(STEPS, "zero_shot"))
+        return result.model_copy(update={"seconds": 0}).model_dump_json(), *(
+            path.read_bytes() for path in files
+        )
+
+    undisturbed, asked = left(), tmp_path / "asked.jsonl"
+    shutil.rmtree(run.evaluations)
+    samples = len(read_lines_of(run))
+    for share in (0.3, 0.7, 2.0):
+        process = subprocess.Popen(
+            [sys.executable, "-c", SLOWLY, str(run.path), str(STEPS), str(asked)],
+            cwd=ROOT,
+            stderr=subprocess.DEVNULL,
+        )
+        while len(read_lines(asked)[0]) < share * samples and process.poll() is None:
+            time.sleep(0.01)
+        process.kill()
+        process.wait()
+        assert run.evaluation_journal(STEPS, "zero_shot").exists() == (share < 1)
+    assert left() == undisturbed, "the numbers are the very same"
+    keys = [row["key"] for row in read_lines(asked)[0]]
+    assert len(set(keys)) == samples and len(keys) - samples <= 2 * 2, "each kill cost a batch of two"
+
+
+def read_lines_of(run: RunFolder) -> list[str]:
+    """The keys of the split that is evaluated."""
+    version = version_path(record.load_record(run).data[0])
+    return [str(key) for key in pd.read_parquet(version / "samples/val.parquet")["key"]]
+
+
+def test_a_pass_goes_on_after_any_batch_without_bad_samples(
+    run: RunFolder, digits_dataset: Path, tmp_path: Path
+) -> None:
+    source = versions.resolve(digits_dataset)
+    version = tmp_path / "dataset" / "versions" / source.name
+    shutil.copytree(source, version)
+    shard = version / "val/000000.tar"
+    content = bytearray(shard.read_bytes())
+    content[600] ^= 1  # in the first sample, which makes the first batch empty
+    shard.unlink()
+    shard.write_bytes(content)
+    values = yaml.safe_load(run.config.read_text())
+    values["evaluate"]["batch_size"] = 1
+    values["loader"]["on_bad"] = "replace"
+    run.config.write_text(yaml.safe_dump(values))
+    subject = LoadedCheckpoint.open(run, configs.reload(run.config), STEPS, version)
+    every = list(subject.losses("val"))
+    assert every[0].after == (2, 1) and len(every) == len(read_lines_of(run)) - 1
+    for place in (0, 5, len(every) - 2, len(every) - 1):
+        assert list(subject.losses("val", every[place].after)) == every[place + 1 :]
+    assert subject.feed.split("val", after=every[5].after)._budget.spent == 1  # type: ignore[union-attr]
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """Asks three questions of each sample."""
+
+    passes: list[int]
+
+    def questions(self, members: Members) -> list[Question]:
+        number = members["n"].decode()
+        return [Question([], torch.empty(0), f"{number}.{place}", "yes") for place in range(3)]
+
+    def answer(self, questions: Sequence[Question], most_tokens: int) -> list[str]:
+        self.passes.append(len(questions))
+        return [f"to {one.text} among {len(questions)}" for one in questions]
+
+
+def test_answers_go_on_within_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = [Sample(str(n), {"n": b"%d" % n}) for n in range(5)]
+    monkeypatch.setattr(LoadedCheckpoint, "_first", lambda *_: samples)
+    task, feed = Numbered([]), SimpleNamespace(judged_at_once=5)
+    subject: Any = LoadedCheckpoint(task, torch.device("cpu"), "fp32", feed, None)  # type: ignore[arg-type]
+    every = list(subject.answers("val", 5, 9))
+    assert task.passes == [6, 6, 3] and len(every) == 15
+    for skip in range(16):
+        task.passes.clear()
+        assert list(subject.answers("val", 5, 9, skip)) == every[skip:]
+        assert sum(task.passes) - len(every[skip:]) < 6, "no more than one pass is repeated"
 
 
 def test_another_dataset_is_judged_by_its_own_samples(
