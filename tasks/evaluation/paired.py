@@ -75,7 +75,7 @@ def why_unpaired(reference: JudgedSamples, other: JudgedSamples, metric: str) ->
         common = len({*mine} & {*its})
         return f"the samples differ ({len(mine):,} and {len(its):,}, {common:,} of them in both)"
     units = len({group for _, _, group in mine})
-    return f"{units:,} to draw from are too few for an interval" if units < LEAST_UNITS else ""
+    return f"{units:,} groups of samples are too few for an interval" if units < LEAST_UNITS else ""
 
 
 def _differences(

@@ -240,13 +240,15 @@ def _median(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
 
 def _score_rows(runs: Sequence[ComparedRun]) -> Iterator[ScoreRow]:
     """Yield the metrics of each task at the best checkpoints, and at the last where those are others."""
-    tasks = list(dict.fromkeys(one.task for run in runs for one in run.contents.results if one.metrics))
-    for task in tasks:
+    config = runs[0].contents.config
+    asked = [spec.name for spec in tasks_of(config)] if config is not None else []
+    given = dict.fromkeys(one.task for run in runs for one in run.contents.results if one.metrics)
+    for task in sorted(given, key=lambda name: asked.index(name) if name in asked else len(asked)):
         best, last = ([run.result_at(task, at) for run in runs] for at in (BEST, LAST))
         if not any(best):
             yield from _rows_at(runs, task, LAST, last)
         elif best == last:
-            yield from _rows_at(runs, task, f"{BEST}, {LAST}", best)
+            yield from _rows_at(runs, task, f"{BEST} and {LAST}", best)
         else:
             yield from _rows_at(runs, task, BEST, best)
             yield from _rows_at(runs, task, LAST, last)
@@ -351,6 +353,8 @@ def _notes(runs: Sequence[ComparedRun], scores: Sequence[ScoreRow]) -> Iterator[
             yield f"{run.label}: {file} cannot be read: {why}"
         if not run.contents.results:
             yield f"{run.label} has no result of an evaluation, so only loss and speed are compared"
+        if run.contents.record is None or not run.contents.record.attempts:
+            yield f"{run.label} has no attempt on record, so its code and packages are unknown"
         if run.training is None:
             yield f"{run.label} has no metrics of its training"
     if len({run.recipe for run in runs}) > 1:
@@ -359,7 +363,12 @@ def _notes(runs: Sequence[ComparedRun], scores: Sequence[ScoreRow]) -> Iterator[
     if len(sizes) > 1:
         each = " and ".join(count(size) for size in sorted(sizes))
         yield f"the validation loss is measured among {each} samples at once; a contrast among more is harder"
-    for task in dict.fromkeys(row.task for row in scores):
+    yield from _task_notes(runs, list(dict.fromkeys(row.task for row in scores)))
+
+
+def _task_notes(runs: Sequence[ComparedRun], tasks: Sequence[str]) -> Iterator[str]:
+    """Yield for which tasks the runs were not evaluated alike."""
+    for task in tasks:
         arguments = {json.dumps(_arguments(run, task), sort_keys=True) for run in runs}
         if len(arguments) > 1:
             yield f"{task} has other arguments in some of the runs, so its figures may not compare"

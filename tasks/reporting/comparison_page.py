@@ -77,4 +77,4 @@ def _score_charts(compared: RunComparison) -> Iterator[Chart]:
             for run in compared.runs
         }
         if any(scores.values()):
-            yield compared_scores_chart(title, scores)
+            yield compared_scores_chart(title, title_of(metric), scores)

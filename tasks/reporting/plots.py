@@ -138,15 +138,15 @@ def compared_charts(rows_by_run: Mapping[str, Sequence[Row]]) -> list[Chart]:
     return charts
 
 
-def compared_scores_chart(title: str, scores_by_run: Mapping[str, Sequence[Score]]) -> Chart:
-    """Draw a metric of several runs, by name, over the steps at which each was evaluated."""
+def compared_scores_chart(title: str, metric: str, scores_by_run: Mapping[str, Sequence[Score]]) -> Chart:
+    """Draw a metric, in words, of several runs, by name, over the steps at which each was evaluated."""
     columns = {
         name: [(score.step, score.value) for score in sorted(scores, key=lambda score: score.step)]
         for name, scores in scores_by_run.items()
     }
     values = [score.value for scores in scores_by_run.values() for score in scores]
     is_share = all(0 <= value <= 1 for value in values) and max(values) > LOW_SHARE
-    chart = _compared_chart(title, title[:1].lower() + title[1:], columns)
+    chart = _compared_chart(title, metric[:1].lower() + metric[1:], columns)
     return replace(chart, y_high=1.0 if is_share else 0.0)
 
 
