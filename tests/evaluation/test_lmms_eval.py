@@ -23,6 +23,7 @@ from tasks.core.schema import TaskSpec
 from tasks.evaluation import evaluators
 from tasks.evaluation.checkpoint import LoadedCheckpoint
 from tasks.evaluation.contract import ChatRequest, CheckpointLocation
+from tasks.evaluation.journal import EvaluationJournal, JournaledSubject
 from tasks.evaluation.kinds import lmms_eval
 from tasks.evaluation.kinds.benchmark_prompts import NANOVLM
 from tasks.evaluation.kinds.lmms_eval import LmmsEval, asked_by, figures_of, serving
@@ -200,6 +201,43 @@ def test_each_task_is_a_process_and_what_is_done_is_kept(tmp_path: Path) -> None
     assert json.loads(limited.read_text())["--limit"] == "5", (
         "other figures, so nothing of the first was kept"
     )
+
+
+ASKING = """
+import json, pathlib, sys, urllib.request
+given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+folder = pathlib.Path(given["--output_path"])
+address = dict(pair.split("=", 1) for pair in given["--model_args"].split(","))["base_url"]
+for number in range(20):
+    body = {"messages": [{"role": "user", "content": f"Question {number}?"}], "max_tokens": 30}
+    with urllib.request.urlopen(urllib.request.Request(address + "/chat/completions", json.dumps(body).encode())) as answer:
+        assert json.load(answer)["choices"][0]["message"]["content"] == f"0 Question {number}?"
+    if number == 12 and not (folder / "again").exists():
+        (folder / "again").touch()
+        sys.exit(9)
+(folder / "x_results.json").write_text(json.dumps({"results": {"first": {"accuracy,none": 0.5}}}))
+"""
+
+
+def test_a_benchmark_that_was_cut_short_asks_the_model_only_what_is_left(tmp_path: Path) -> None:
+    """lmms-eval begins anew each time; the model answers nothing twice."""
+    module = tmp_path / "lmms_eval.py"
+    module.write_text(ASKING)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nshift 2\nexec "{sys.executable}" "{module}" "$@"\n')
+    python.chmod(0o755)
+    parrot = Parrot(tmp_path)
+    task = LmmsEval(names=["first"], python=str(python), batch_size=1)
+    for asked in (13, 20):
+        kept = EvaluationJournal(tmp_path / "journal", "this question")
+        subject = JournaledSubject(parrot, kept, 1)  # type: ignore[arg-type]
+        if asked == 13:
+            with pytest.raises(DataError, match="exit code 9"):
+                task.evaluate(subject)
+        else:
+            assert task.evaluate(subject).metrics == {"first_accuracy": 0.5}
+        kept.close()
+        assert sum(parrot.passes) == asked
 
 
 def test_results_without_a_number_are_told() -> None:
