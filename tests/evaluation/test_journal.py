@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from tasks.core.files import read_lines
 from tasks.evaluation.contract import ChatRequest
@@ -108,6 +109,13 @@ def test_requests_are_answered_from_what_is_kept_in_whichever_order(tmp_path: Pa
     assert asked_in(tmp_path).total() == TEXTS
     subject.replies(requests[:1], 8)
     assert asked_in(tmp_path).total() == TEXTS + 1, "a shorter answer is another one"
+    shown = [
+        ChatRequest([("user", "<image>")], [Image.new("RGB", (2, 2), colour)])
+        for colour in ("red", "blue", "red")
+    ]
+    subject.replies(shown, 9)
+    subject.replies(shown, 9)
+    assert asked_in(tmp_path).total() == TEXTS + 1 + 3, "asked by their pixels, and only once"
 
 
 def test_keeping_costs_little_beside_what_is_kept(tmp_path: Path) -> None:
