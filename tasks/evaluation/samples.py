@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from tasks.evaluation.kinds.statistics import (
@@ -130,6 +128,9 @@ class JudgedSamples:
 
     def to_bytes(self) -> bytes:
         """Return the content of the file, which is the same for the same rows."""
+        import pyarrow as pa  # late, because whoever checks a config imports the evaluators
+        import pyarrow.parquet as pq
+
         empty = [""] * len(self.keys)
         texts = dict(zip(TEXTS, (self.keys, self.items or empty, self.groups or empty), strict=True))
         table = pa.table(
@@ -168,6 +169,9 @@ def _figure(kind: Kind, columns: Sequence[Figures], weights: Figures) -> Figures
 
 def read_samples(path: Path) -> JudgedSamples | None:
     """Return what a file holds; None where it is missing or damaged."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     try:
         table = pq.read_table(path)
         about = json.loads(table.schema.metadata[METADATA])
