@@ -38,6 +38,8 @@ Full = Annotated[bool, Parameter(help="Also decode and check every member of eve
 Quick = Annotated[bool, Parameter(help="Compare only sizes, end blocks, counts and the index.")]
 RunName = Annotated[str, Parameter(help="The folder of a run, or the beginning of its id or name.")]
 RunsFolder = Annotated[Path, Parameter(help="The folder of the run folders (default: runs).")]
+RUNS = Path("runs")
+"""The folder of runs unless another one is given; before the first run it does not exist."""
 
 
 def level_of(quick: bool, full: bool) -> Level:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.commands.arguments import AsJson, RunsFolder
+from flows.commands.arguments import RUNS, AsJson, RunsFolder
 from flows.commands.output import print_result, say
-from flows.commands.status import RUNS
 from tasks.core.units import near, number
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.commands.arguments import AsJson, Changes
+from flows.commands.arguments import RUNS, AsJson, Changes
 from flows.commands.output import print_result, say
 from flows.commands.training import is_reported, show_run
 from tasks.core import screen
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from tasks.runs.followed import Followed
     from tasks.supervision.status import RunStatus
 
-RUNS = Path("runs")
 SHOWN = 20
 """At most this many checkpoints are listed."""
 LOAD = "tasks.evaluation.origins:require_loadable"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.commands.arguments import AsJson, RunsFolder
+from flows.commands.arguments import RUNS, AsJson, RunsFolder
 from flows.commands.output import print_json, say
 from tasks.core import screen
 
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
 RunOrRuns = Annotated[
     str, Parameter(help="A run's folder, the start of its id or name, or a folder of runs.")
 ]
-RUNS = Path("runs")
-"""The folder of runs unless another one is given."""
 
 
 def gather(

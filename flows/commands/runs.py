@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from flows.commands.arguments import AsJson, RunName, RunsFolder
+from flows.commands.arguments import RUNS, AsJson, RunName, RunsFolder
 from flows.commands.output import print_result, say
-from flows.commands.status import RUNS
 from tasks.core import screen
 from tasks.core.errors import TarmacError, UsageError
 from tasks.core.units import counted, duration, near, size

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.commands.arguments import AsJson, RunsFolder
+from flows.commands.arguments import RUNS, AsJson, RunsFolder
 from flows.commands.output import print_result, say
 from flows.staleness import stale_datasets
 from tasks.core.errors import TarmacError, UsageError
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 SHOWN = 5
 """At most this many waiting evaluations are listed for a run."""
 RESUME = "start it again, it resumes: "
-RUNS = Path("runs")
-"""The folder of runs unless another one is given; before the first run it does not exist."""
 EVERY_S = 2.0
 CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 """What a terminal clears its screen and what it has scrolled away by."""
