@@ -72,6 +72,9 @@ def test_a_folder_of_runs_is_gathered_and_uploaded_whatever_is_wrong_with_one(
     assert lines[-1] == "3 runs: 2 gathered, 1 failed; 1 with something left"
     code, rows = gathered(capsys, "fake", "twin", run_of(runs, "twin").name)
     assert code == 0 and list(rows) == ["fake", "twin"]
+    (runs / "empty").mkdir()
+    assert cli.main(["gather", "fake", "runs/empty"]) == 2
+    assert capsys.readouterr().err == "✗ RUN: runs/empty is neither a run nor a folder of runs\n"
 
 
 def test_a_run_that_goes_on_and_one_without_tracking_stop_no_other(

@@ -62,9 +62,18 @@ def chosen_runs(runs: Path, names: Iterable[str]) -> list[RunFolder]:
     for name in names:
         is_folder = bool(name) and Path(name).is_dir() and not (Path(name) / "run.json").exists()
         inside = list_runs(Path(name)) if is_folder else []
-        for run in inside or [find(runs, name)]:
+        for run in inside or [_named(runs, name, is_folder)]:
             found.setdefault(run.path.resolve(), run)
     return list(found.values())
+
+
+def _named(runs: Path, name: str, is_folder: bool) -> RunFolder:
+    try:
+        return find(runs, name)
+    except UsageError:
+        if is_folder:
+            raise UsageError(f"RUN: {name} is neither a run nor a folder of runs") from None
+        raise
 
 
 def gather_late(run: RunFolder, sync: bool) -> GatherOutcome:
