@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import statistics
 import threading
 import time
 from itertools import pairwise
@@ -140,12 +139,14 @@ def test_a_hanging_server_holds_no_rank_no_agent_and_no_evaluation(
         run = make_run(tmp_path / mode, {"step_s": 0.1}, track={"mode": mode}, train={"steps": 40})
         launch.start_or_adopt(run)
         asking: set[str] = set()
-        while look_at_run(run).step < 40:
+        while look_at_run(run).step < 40 or (mode == "online" and not asking):
             asking |= asking_of(run, port)
             time.sleep(0.2)
         assert finish(run).is_complete
         times = [row["t"] for row in metrics.read_metrics(run.metrics)[0]]
-        step_s[mode] = statistics.median(later - one for one, later in pairwise(times))
+        took_s = sorted(later - one for one, later in pairwise(times))
+        assert took_s[-1] < 5.0, "the shortest of the waits for a server is longer"
+        step_s[mode] = took_s[len(took_s) // 4]  # which a busy machine changes least
         assert asking == ({"tracker"} if mode == "online" else set())
     assert step_s["online"] < 1.2 * step_s["offline"]
 
