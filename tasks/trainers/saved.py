@@ -97,7 +97,7 @@ def _indexed(index: Path) -> list[str]:
     try:
         named = json.loads(index.read_bytes())["weight_map"].values()
         # A name that leads out of the folder is none that a trainer writes.
-        return sorted({name for name in named if os.path.basename(name) == name})
+        return sorted({name for name in named if os.path.basename(name) == name and name.endswith(SUFFIXES)})
     except (ValueError, LookupError, TypeError, AttributeError):
         return []
 

@@ -92,6 +92,7 @@ def test_a_training_of_open_clips_is_followed_to_its_end_through_kills(
     assert [one["metrics"]["top1"] for one in answer["scores"]] == list(scores.values())
 
 
+@pytest.mark.proof
 def test_one_checkpoint_is_evaluated_after_ctrl_c_too(project: Project, digits_dataset: Path) -> None:
     """Ctrl-C ends the watching; the command again finds the results, and Prefect is not started for it."""
     training = train_open_clip(project.path, digits_dataset)

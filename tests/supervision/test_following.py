@@ -124,6 +124,11 @@ def test_the_trainers_record_or_the_given_number_is_the_end(followed: Any) -> No
     assert not follower.is_over, "it is not taken yet"
     settle(follower, clock)
     assert follower.is_over
+    save_weights(folder / "checkpoints/epoch_1.pt", 1)
+    follower.look()
+    assert not follower.is_over, "one is written again"
+    settle(follower, clock)
+    assert follower.is_over
     early = Follower(run, Followed(path=folder, is_folder=True, until_step=1))
     early.observe()
     assert early.is_over
