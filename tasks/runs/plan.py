@@ -106,6 +106,10 @@ def plan(
             _write(run, resolved, fields, data, quarantined, followed)
     except Held as held:
         _leave_alone(run, resolved, held)
+        if followed is not None and followed != read_followed(run):
+            screen.warn(
+                f"{run.name} is at work without this --until-step; tarmac cancel {run.handle} ends it"
+            )
     pinned: set[Path] = set()
     for mine in (*(version_path(ref) for ref in data), *_evaluated_on(resolved)):
         dataset = dataset_of(mine)
