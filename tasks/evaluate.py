@@ -19,8 +19,7 @@ from tasks.runs.plan import command_to_resume
 from tasks.stage import StageResult, shown
 from tasks.supervision import launch
 from tasks.supervision.following import quiet_warning
-from tasks.supervision.status import EvaluationStatus, RunStatus, config_of
-from tasks.train import report_checkpoint
+from tasks.supervision.status import EvaluationStatus, RunStatus, config_of, look_at_run
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ def _announce(run: RunFolder, config: str, summary: str, missing: Sequence[str])
     events.emit_run("evaluated", run, config, f"{summary}; {first}", **facts)
     asked = config_of(run).evaluate
     if asked is not None and asked.best is not None:  # which has chosen among the checkpoints only now
-        report_checkpoint(run, config)
+        events.emit_checkpoint(run, config, look_at_run(run).best)
     events.emit_asset("evaluation", config, str(first), run=run.name, **facts)
     if short := shortfalls(asked, metrics):
         lines = "; ".join(short)

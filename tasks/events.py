@@ -24,6 +24,7 @@ from prefect.settings import get_current_settings
 if TYPE_CHECKING:
     from tasks.core.schema import Config
     from tasks.dataset.building.result import BuildResult
+    from tasks.evaluation.best import BestCheckpoint
     from tasks.runs.folder import RunFolder
 
 PULSE = "tarmac.flow-run.pulse"
@@ -130,3 +131,10 @@ def emit_asset(kind: AssetKind, config: str, description: str, **facts: Any) -> 
         related=[AssetContext.asset_as_related(made_of), AssetContext.related_materialized_by(TAG)],
         payload=facts,
     )
+
+
+def emit_checkpoint(run: RunFolder, config: str, best: BestCheckpoint | None) -> None:
+    """Report the checkpoint that `checkpoints/best` points at as an asset of the config, if there is one."""
+    if best is not None:
+        where = str(run.best.resolve())
+        emit_asset("checkpoint", config, str(best), run=run.name, step=best.step, folder=where)

@@ -72,7 +72,7 @@ def train(run: RunFolder, begun: Started | None = None) -> StageResult[TrainedRu
         summary = _summary(run, status)
         if not started.is_up_to_date:
             events.emit_run("trained", run, config.name, f"trained: {summary}", step=status.step)
-            report_checkpoint(run, config.name)
+            events.emit_checkpoint(run, config.name, look_at_run(run).best)
         how = "adopted; " if adopted else "up to date: " if started.is_up_to_date else ""
         effect: Effect = "adopted" if adopted else "unchanged" if started.is_up_to_date else "changed"
         return stage.result(how + summary, TrainedRun(run.path, started.changes), effect)
@@ -127,13 +127,6 @@ def _report_stall(run: RunFolder, status: RunStatus) -> str:
     page = summary.of_run(run, None, None, gathering.url(run))
     best_effort(create_markdown_artifact, page, key=artifact_key("run", run.id), description=reason)
     return cause
-
-
-def report_checkpoint(run: RunFolder, config: str) -> None:
-    """Report the checkpoint that `checkpoints/best` points at as an asset of the config, if there is one."""
-    if (best := look_at_run(run).best) is not None:
-        where = str(run.best.resolve())
-        events.emit_asset("checkpoint", config, str(best), run=run.name, step=best.step, folder=where)
 
 
 def _summary(run: RunFolder, status: RunStatus) -> str:
