@@ -82,24 +82,17 @@ KNOWN_ENDS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"Watchdog caught collective operation timeout|NCCL error|ncclRemoteError|ncclSystemError",
-        "collective.failed",
+        "collective.desync",
         f"look at the network between the ranks (NCCL_DEBUG=WARN); {RESUME}",
     ),
 )
 """The known causes of a training's death: the pattern of what it prints, the code and the remedy."""
-QUOTED = (
-    "run.no_batches",
-    "worker.crashed",
-    "sample.poison",
-    "gpu.failed",
-    "disk.failed",
-    "collective.failed",
-)
+QUOTED = ("run.no_batches", "worker.crashed", "sample.poison", "gpu.failed", "disk.failed")
 """Causes that the last line of the log describes best."""
 OF_ALL_RANKS = ("run.no_batches", "loss.nonfinite")
 FROM_OUTSIDE = frozenset(
     (
-        *("process.gone", "worker.killed", "memory.exceeded", "collective.desync", "collective.failed"),
+        *("process.gone", "worker.killed", "memory.exceeded", "collective.desync"),
         *("gpu.failed", "disk.failed"),
     )
 )
@@ -388,7 +381,7 @@ def _one_in_words(cause: Finding) -> str:
         "cuda.oom": f"the GPU's memory ran out {step}",
         "gpu.failed": f"the GPU failed {step}",
         "disk.failed": f"a file system failed {step}",
-        "collective.failed": f"an exchange between the ranks failed {step}",
+        "collective.desync": facts.get("what") or f"an exchange between the ranks failed {step}",
         "process.gone": f"the training process was killed by {facts.get('signal')} {step}",
     }
     sentence = words.get(cause.code) or str(facts["what"])
