@@ -45,7 +45,7 @@ class Life:
 def read_lives(run: RunFolder, attempt: int, now: float | None = None) -> list[Life]:
     """Return the lives of an attempt, oldest first, with the present one up to its last sign, or up to `now`
     where that is given."""
-    found, present = _recorded(run, attempt), _present(run, attempt, now)
+    found, present = recorded_lives(run, attempt), _present(run, attempt, now)
     return found if present is None or _is_known(present, found) else [*found, present]
 
 
@@ -60,14 +60,15 @@ def end_life(
     """Record that the attempt's present life ended at `ended`, unless that is recorded, or its first rank
     gave no sign; `step` is how far it came, unless given that of the last sign."""
     life = _present(run, attempt, ended)
-    if life is None or _is_known(life, _recorded(run, attempt)):
+    if life is None or _is_known(life, recorded_lives(run, attempt)):
         return
     reached = life.step if step is None else step
     line = {**asdict(life), "step": reached, "reason": reason, "stalled": dict(stalled)}
     append_line(run.lives(attempt), json.dumps(line, ensure_ascii=False))
 
 
-def _recorded(run: RunFolder, attempt: int) -> list[Life]:
+def recorded_lives(run: RunFolder, attempt: int) -> list[Life]:
+    """Return the lives of an attempt that have ended, oldest first."""
     found = []
     for line in read_lines(run.lives(attempt))[0]:
         try:

@@ -29,6 +29,7 @@ from tasks.core.process import Identity
 from tasks.runs import metrics, provenance, record
 from tasks.runs.folder import RunFolder
 from tasks.runs.plan import plan
+from tasks.supervision import launch
 from tasks.supervision.journal import AttemptJournal
 from tasks.supervision.tracking import gatherer, gathering, wandb_file
 from tasks.supervision.tracking.tensorboard_files import TensorBoardFiles
@@ -110,6 +111,21 @@ def test_the_best_checkpoint_is_what_wandbs_summary_ends_with(tmp_path: Path) ->
     assert [(row["best/step"], row["best/zero_shot_top1"]) for row in rows] == [(40, 0.4), (20, 0.2)]
 
 
+def test_the_goodput_of_each_life_is_gathered_once(tmp_path: Path) -> None:
+    run = make_run(tmp_path, {"die_at": 12, "says": "x"}, track={"mode": "offline"})
+    launch.start_or_adopt(run)
+    launch.follow(run, lambda status: not status.agent_is_alive)
+    (run.path / "fake.json").write_text("{}")
+    launch.start_or_adopt(run)
+    launch.wait_for_evaluations(run)
+    gathering.complete(run)
+    rows = [row for row in wandb_file.rows_of(run.wandb) if "goodput/share" in row]
+    assert [row["train/step"] for row in rows] == [12, 40]
+    first, last = (row["goodput/training_s"] for row in rows)
+    assert 0 < first < last and 0 < rows[1]["goodput/share"] < 1 and rows[1]["goodput/restarting_s"] > 0
+    assert gathering.is_complete(run)
+
+
 def test_rows_and_evaluations_lie_on_their_axes(tmp_path: Path) -> None:
     run = make_run(tmp_path, track={"mode": "offline", "project": "numbers"})
     write_rows(run, 1, 3)
@@ -131,6 +147,7 @@ def test_rows_and_evaluations_lie_on_their_axes(tmp_path: Path) -> None:
         "system/*": "train/step",
         "eval/*": "eval/step",
         "best/*": "eval/step",
+        "goodput/*": "train/step",
     }
     by_uid = {row["uid"]: row for row in found.rows}
     assert by_uid["train/step:2:train"]["train/loss"] == 0.5

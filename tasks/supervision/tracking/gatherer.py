@@ -20,9 +20,11 @@ from typing import Any, NamedTuple
 from tasks.core.errors import TarmacError
 from tasks.core.files import digest, write_json
 from tasks.core.lock import Held, Lease
-from tasks.runs import metrics
+from tasks.runs import metrics, record
 from tasks.runs.folder import RunFolder
+from tasks.runs.goodput import add_up
 from tasks.runs.jobs import agent_is_alive
+from tasks.runs.lives import recorded_lives
 from tasks.supervision.status import config_of, pause_after
 from tasks.supervision.tracking import gathering
 from tasks.supervision.tracking.lineage import lineage_of, weights_of
@@ -71,6 +73,23 @@ def best_rows(run: RunFolder, inputs: Mapping[str, Any]) -> list[dict[str, Any]]
     values = {"best/step": chosen.step, f"best/{chosen.metric}": chosen.value}
     kind = f"best:{digest([inputs['evaluations'], chosen.step, chosen.value])[: gathering.DIGEST_DIGITS]}"
     return [metrics.make_row(metrics.EVAL_AXIS, chosen.step, kind, values)]
+
+
+def goodput_rows(run: RunFolder) -> list[dict[str, Any]]:
+    """Return a row at the end of each life of the training: where all of its time went until then."""
+    state = record.load_record(run)
+    ended = [recorded_lives(run, number) for number in range(1, len(state.attempts) + 1)]
+    rows = []
+    for number, lives in enumerate(ended, 1):
+        for count, life in enumerate(lives, 1):
+            found = add_up(state.attempts[:number], [*ended[: number - 1], lives[:count]])
+            if found is not None:
+                names = {name: f"goodput/{name.replace(' ', '_')}_s" for name in found.spent}
+                spent = {names[name]: seconds for name, seconds in found.spent.items()}
+                values = {"goodput/share": found.share(), **spent}
+                kind = f"goodput:{number}.{count}"
+                rows.append(metrics.make_row(metrics.TRAIN_AXIS, life.step, kind, values))
+    return rows
 
 
 class Delivery:
@@ -141,7 +160,7 @@ class Gatherer:
         while True:
             is_settled = self._is_final or not agent_is_alive(self._run)
             inputs = gathering.inputs(self._run)
-            others = [*evaluation_rows(self._run), *best_rows(self._run, inputs)]
+            others = [*evaluation_rows(self._run), *best_rows(self._run, inputs), *goodput_rows(self._run)]
             self.files.bring(others)
             if self.wandb is not None and (is_settled or time.monotonic() - began >= self._pause_s):
                 self.wandb.bring(others)

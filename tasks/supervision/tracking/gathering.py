@@ -29,6 +29,7 @@ from tasks.evaluation.results import EvaluationResult
 from tasks.runs import metrics
 from tasks.runs.folder import RunFolder
 from tasks.runs.ledger import Key
+from tasks.runs.lives import recorded_lives
 from tasks.runs.metrics import finite
 from tasks.supervision.result_files import result_of
 from tasks.supervision.status import config_of
@@ -186,7 +187,9 @@ def inputs(run: RunFolder) -> dict[str, object]:
     evaluations += [[other.step, run.eval_results.name, other.digest] for other in summaries_of_others(run)]
     chosen = chosen_by_metric(run)
     best = {} if chosen is None else {"best": [chosen.step, chosen.metric, chosen.value]}
-    return {"metrics_bytes": size, "evaluations": evaluations, **best}
+    attempts = [int(path.parent.name) for path in run.attempts.glob("*/lives.jsonl")]
+    lives = sum(len(recorded_lives(run, number)) for number in attempts)
+    return {"metrics_bytes": size, "evaluations": evaluations, "lives": lives, **best}
 
 
 def chosen_by_metric(run: RunFolder) -> BestCheckpoint | None:

@@ -42,6 +42,7 @@ AXES = {
     "system/*": TRAIN_AXIS,
     "eval/*": EVAL_AXIS,
     "best/*": EVAL_AXIS,
+    "goodput/*": TRAIN_AXIS,
 }
 SETTINGS = {
     "console": "off",
