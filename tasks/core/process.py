@@ -215,7 +215,7 @@ def explain_itself() -> None:
 
     Neither is passed on to children that multiprocessing starts.
     """
-    faulthandler.enable(all_threads=True)
+    faulthandler.enable(file=2)
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:  # fails where there is no Yama, and nothing to permit
         prctl(PR_SET_PTRACER, ctypes.c_long(PR_SET_PTRACER_ANY), 0, 0, 0)

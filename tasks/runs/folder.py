@@ -52,8 +52,12 @@ class RunFolder:
 
         The id alone may fit several runs, which differ in name only.
         """
-        is_default = self.path.parent.resolve() == Path("runs").resolve()
-        return self.name if is_default else os.path.relpath(self.path)
+        return self.name if self.is_here else os.path.relpath(self.path)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it lies in the folder where commands here look for runs."""
+        return self.path.parent.resolve() == Path("runs").resolve()
 
     record = RunFile("run.json")
     config = RunFile("config.yaml")

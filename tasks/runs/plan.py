@@ -22,6 +22,7 @@ from tasks.core.quarantine_file import Quarantined, to_text
 from tasks.core.schema import Config, TaskSpec, Train, TrainEngine
 from tasks.core.schema.recipes import defaults_of
 from tasks.core.stores import absolute_location
+from tasks.core.units import near
 from tasks.runs import record
 from tasks.runs.checkpoints import list_checkpoints, newest_sound
 from tasks.runs.data import (
@@ -160,7 +161,7 @@ def _on_known_version(task: TaskSpec, known: Any) -> TaskSpec:
 
 def command_to_resume(run: RunFolder) -> str:
     """Return the command that resumes the run, or follows on, from the folder where this process is."""
-    return shlex.join(["tarmac", "resume", run.handle])
+    return shlex.join(["tarmac", "resume", run.name if run.is_here else near(run.path)])
 
 
 def changes_to_resume(run: RunFolder) -> list[str]:

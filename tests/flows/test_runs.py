@@ -131,4 +131,4 @@ def test_a_cancel_of_an_idle_run_reports_that(tmp_path: Path, capsys: pytest.Cap
     assert cli.main(["cancel", str(run.path)]) == 0
     first, again = capsys.readouterr().out.splitlines()
     assert first == f"{run.name} is not running: no process of it lives here"
-    assert again.startswith(f"  again  tarmac train {run.config} ")
+    assert again == f"  again  tarmac resume {run.path}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import signal
 import time
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from tasks.evaluation.best import BestCheckpoint
 from tasks.runs import ledger, metrics, record
 from tasks.runs.data import version_path
 from tasks.runs.folder import RunFolder
-from tasks.runs.plan import locate, plan
+from tasks.runs.plan import changes_to_resume, locate, plan
 from tasks.supervision import launch, stopping
 from tasks.supervision.status import RunStatus, look_at_run
 from tests.supervision.conftest import processes_of
@@ -170,16 +169,17 @@ def test_a_run_whose_processes_were_all_killed_is_called_dead_and_taken_up_from_
     shown = capsys.readouterr().out
     assert "VERDICT  process.gone: its agent (process " in shown and "nothing is wrong" not in shown
     version = version_path(record.load_record(run).data[0])
-    newer = f"tarmac train {run.config} --set dataset.output={version}"
-    assert f"FIX        {newer}\n" in shown
+    command = f"tarmac resume {run.path}"
+    assert f"FIX        {command}\n" in shown
+    assert changes_to_resume(run) == [f"dataset.output={version}"]
     (tmp_path / "data" / "current").symlink_to(f"versions/{version.name}")
-    command = f"tarmac train {run.config}"
+    assert changes_to_resume(run) == []
     assert status_command(runs=run.path.parent) == 0
     assert f"    start it again, it resumes: {command}\n" in capsys.readouterr().out
     assert cli.main([*asked, "--json"]) == 1
     assert [one["command"] for one in json.loads(capsys.readouterr().out)["findings"]] == [command]
-    for words in (shlex.split(newer), shlex.split(command)):
-        config = load_config(Path(words[2]), words[4::2])
+    for changes in ([], [f"dataset.output={version}"]):
+        config = load_config(run.config, changes)
         assert locate(config, resolve(config.dataset.output)).path == run.path
     startable = "tasks.supervision.beforehand.require_startable"  # its manifest has a few lines only
     monkeypatch.setattr(startable, lambda *_, **__: None)

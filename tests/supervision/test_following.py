@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from flows.commands import runs as run_commands
+from flows.commands.status import status as status_command
 from tasks.core.errors import UsageError, Withdrawn
 from tasks.core.files import read_json, write_json
 from tasks.core.process import Identity
@@ -22,7 +22,7 @@ from tasks.evaluate import require_followed
 from tasks.runs import ledger, record
 from tasks.runs.folder import RunFolder
 from tasks.runs.followed import Followed, origins_of, read_news
-from tasks.runs.plan import command_to_resume, plan
+from tasks.runs.plan import plan
 from tasks.supervision import following, launch, stopping
 from tasks.supervision.following import Follower, followed_at, has_news, reopen
 from tasks.supervision.status import RunStatus, look_at_run
@@ -270,20 +270,19 @@ def test_it_is_cancelled_shown_and_taken_up_again(tmp_path: Path, capsys: pytest
     save_weights(folder / "step_1.safetensors")
     launch.start_or_adopt(run)
     wait_for(lambda: look_at_run(run).evaluations_done == 1)
-    run_commands.status(runs=run.path.parent)
+    status_command(runs=run.path.parent)
     shown = capsys.readouterr().out
     assert f"{run.name}  following  1  1 of 1 evaluations" in shown
     assert "took step_1.safetensors as step 1; waits for the next, until it is cancelled" in shown
-    run_commands.status(runs=run.path.parent, as_json=True)
+    status_command(runs=run.path.parent, as_json=True)
     row = next(one for one in json.loads(capsys.readouterr().out)["runs"] if one["id"] == run.id)
     assert (row["state"], row["follows"], row["quiet_s"]) == ("running", str(folder), 0)
     stopped = stopping.end(run, "cancelled by the user")
     assert not stopped.left and not stopped.forced
     status = look_at_run(run)
     assert (status.state, status.reason) == ("cancelled", "cancelled by the user")
-    with pytest.raises(Withdrawn, match="cancelled by the user; again: tarmac evaluate --follow"):
+    with pytest.raises(Withdrawn, match="cancelled by the user; again: tarmac resume"):
         require_followed(status)
-    assert command_to_resume(run).startswith(f"tarmac evaluate --follow {folder} ")
     save_weights(folder / "step_2.safetensors")
     launch.start_or_adopt(run)
     wait_for(lambda: look_at_run(run).evaluations_done == 2)
