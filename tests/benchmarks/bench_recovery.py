@@ -1,8 +1,9 @@
 """What one SIGKILL costs the training of the digits, and what the agent beside it costs.
 
 The training is made undisturbed and with its rank killed halfway, on the same machine one after the other.
-Printed are the share of the time that the killed one keeps, the seconds from the kill to the next step, of
-which a new process takes some to import, both goodputs, and the agent's share of a core and its memory.
+Printed are the share of the time that the killed one keeps, which is all but the restart and the steps that
+are done again; the seconds from the kill to the next row, of which a new process takes some to import; both
+goodputs; and the agent's share of a core, with its start, and its memory.
 
     python -m tests.benchmarks.bench_recovery [STEPS]
 """
@@ -58,7 +59,12 @@ def main(steps: int) -> None:
         next_step = min(row["t"] for row in rows if row["t"] > killed[0])
         imports_s = second.spent["start"] + second.spent["first_batch"]
         print(f"killed at step {first.step}, resumed at step {second.first_step}")
-        print(f"keeps        {undisturbed_s / killed_s:.1%} ({undisturbed_s:.1f} s, killed {killed_s:.1f} s)")
+        found = goodput_of(run, record.load_record(run))
+        assert found is not None
+        print(f"keeps        {1 - found.share('restarting'):.1%} of its time, by its goodput")
+        print(
+            f"beside       {undisturbed_s:.1f} s undisturbed, {killed_s:.1f} s killed, with the machine's noise"
+        )
         print(f"kill to row  {next_step - killed[0]:.1f} s, of which a new process takes {imports_s:.1f} s")
 
 
