@@ -176,17 +176,19 @@ def submit_to_slurm(
     key: str,
     name: str,
     code: Path | None = None,
+    queue: str = "",
 ) -> Job:
     """Start the same as a Slurm job on one node, as `engine` asks, which stands under `key` in the config.
+    `queue` is its name in Slurm's queue, a new one unless given.
 
     `folder` and the code have to be at the same paths on the nodes. TarmacError with Slurm's words when it
     does not accept the job.
     """
     place = folder / name
     place.mkdir(parents=True, exist_ok=True)
-    queue = Queue(f"tarmac-{key.rpartition('.')[2]}-{secrets.token_hex(4)}")
+    known_as = Queue(queue or f"tarmac-{key.rpartition('.')[2]}-{secrets.token_hex(4)}")
     function = functools.partial(enter_in_slurm, target, arguments, engine.gpus or 0)
-    submitted = queue.submit_one(function, place, engine, key, _environment(code).get("PYTHONPATH"))
+    submitted = known_as.submit_one(function, place, engine, key, _environment(code).get("PYTHONPATH"))
     return Job(submitted.id, submitted, place)
 
 

@@ -10,6 +10,9 @@ evaluations are Slurm jobs, that job takes one core and no GPU; where they run i
 evaluations wait in the queue even for that core, as on a cluster of one node, the successor steps aside: it
 submits the next one for later and leaves too; an evaluation that ends wakes that one. So no job waits for
 itself, and nothing lives on the submitting host. The price is that the run queues once more.
+
+**Revival.** An agent that is killed can ask for nothing. So a reviver waits beside each agent's job, a job of
+one core that Slurm starts when the agent's has failed, and removes when it has ended well.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from tasks.core.engines.slurm_queue import SlurmJob, fate_of_own_job, own_job
+from tasks.core.engines.slurm_queue import Queue, SlurmJob, fate_of_own_job, own_job
 from tasks.core.errors import TarmacError
 from tasks.core.lock import HEARTBEAT_S, STALE_S, Held, Lease
 from tasks.core.schema import Config
@@ -35,6 +38,9 @@ from tasks.runs.jobs import Job, job_in
 from tasks.runs.record import UNDER_WAY, RunRecord
 
 AGENT = "tasks.supervision.agent:main"
+REVIVER = "tasks.supervision.launch:revive_in_slurm"
+REVIVER_S = 600
+"""The time limit of the job that starts a killed agent again."""
 CODE = Path(__file__).resolve().parents[2]
 LEASE_WAIT_S = 30.0
 SLURM_LEASE_WAIT_S = STALE_S + 3 * HEARTBEAT_S
@@ -162,6 +168,7 @@ class Succession:
     def __init__(self, run: RunFolder, config: Config, aside_s: int | None) -> None:
         """`aside_s` is for how long this agent is to step aside, None where it is no successor itself."""
         self._run = run
+        self._config = config
         self._engines = config.engine
         self._aside_s = aside_s
         self._retry_s = RETRY_S
@@ -197,16 +204,52 @@ class Succession:
             extra = {**(engine.extra or {}), **({"begin": f"now+{begin_s}"} if begin_s else {})}
             wanted = engine.model_copy(update={"extra": extra or None})
             try:
-                return jobs.submit_to_slurm(
+                job = jobs.submit_to_slurm(
                     AGENT, arguments, place, wanted, key="engine.slurm", name="successor", code=CODE
                 )
             except TarmacError as error:
                 refusals.append(str(error))
+            else:
+                submit_reviver(self._run, self._config, job, place, CODE)
+                return job
         self.refusal = refusals[0]
         logger.warning("no successor: %s; trying again in %.0f s", "; ".join(refusals), self._retry_s)
         self._next_try = time.monotonic() + self._retry_s
         self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)
         return None
+
+
+def submit_reviver(run: RunFolder, config: Config, agent: Job, place: Path, code: Path) -> None:
+    """Have Slurm start the agent again where its job fails, as by a lack of memory; best effort."""
+    if config.train is None or config.train.on_crash != "restart" or agent.slurm is None:
+        return
+    after = {"dependency": f"afternotok:{agent.id}", "kill-on-invalid-dep": "yes"}
+    for engine in config.engine.for_small_job():
+        wanted = engine.model_copy(update={"time": REVIVER_S, "extra": {**(engine.extra or {}), **after}})
+        try:
+            jobs.submit_to_slurm(
+                REVIVER,
+                [str(run.path), agent.id],
+                place,
+                wanted,
+                key="engine.slurm",
+                name="reviver",
+                code=code,
+                queue=_reviver_of(agent.slurm),
+            )
+            return
+        except TarmacError as error:
+            logger.warning("no job that would start the agent again: %s", error)
+
+
+def cancel_reviver(agent: SlurmJob) -> None:
+    """Take the job out of the queue that would start this agent again."""
+    Queue(_reviver_of(agent)).give_up()
+
+
+def _reviver_of(agent: SlurmJob) -> str:
+    """The name of an agent's reviver in the queue."""
+    return f"{agent.name}-reviver"
 
 
 def wake(run: RunFolder) -> None:

@@ -19,9 +19,8 @@ from typing import Literal
 from tasks.core import screen
 from tasks.core.child import LAST_LINES
 from tasks.core.engines.slurm_queue import CANCELLED, ending, require_slurm
-from tasks.core.errors import DataError, TarmacError, Withdrawn
+from tasks.core.errors import DataError, Withdrawn
 from tasks.core.lock import HEARTBEAT_S, STALE_S, Held, Holder, Lease
-from tasks.core.schema import Config
 from tasks.evaluation.best import is_due
 from tasks.runs import jobs, provenance, record, stop
 from tasks.runs.checkpoints import newest_sound
@@ -30,7 +29,7 @@ from tasks.runs.gpus import gpus_here
 from tasks.runs.jobs import Job, job_in
 from tasks.runs.plan import command_to_resume
 from tasks.runs.record import Attempt
-from tasks.supervision.allocation import AGENT
+from tasks.supervision.allocation import AGENT, submit_reviver
 from tasks.supervision.evaluation_jobs import has_requests
 from tasks.supervision.status import RunStatus, config_of, look_at_run, pause_after
 from tasks.supervision.success import tail_of
@@ -40,11 +39,8 @@ ON_PROGRESS_S = 0.5
 HANDOVER_S = STALE_S + 3 * HEARTBEAT_S
 """How long an agent that is leaving, or another starter, may keep the lease; one of a host that is gone keeps
 it until it is stale."""
-REVIVER = "tasks.supervision.launch:revive_in_slurm"
 REVIVALS = 3
 """How often an agent that was killed is started again in a row."""
-REVIVER_S = 600
-"""The time limit of the job that does that under Slurm."""
 PATIENCE_S = 5.0
 """A longer wait for the lease is logged."""
 Goal = Literal["train", "evaluate"]
@@ -118,19 +114,36 @@ def revive(run: RunFolder) -> str:
     return f"its agent was killed at step {status.step:,} of {status.steps:,}; {what}"
 
 
-def revive_in_slurm(run_folder: str) -> None:
-    """The job that Slurm starts when the agent's job has failed: it starts the agent again, if that may be.
+def revive_in_slurm(run_folder: str, agent: str) -> None:
+    """The job that Slurm starts when the job `agent` has failed: it starts the run's agent again, if that may
+    be.
 
-    It leaves when there is nothing to do, such as after an end that the agent itself has recorded.
+    It waits until the agent's lease is known to be left, which takes STALE_S for one of another host. It
+    leaves when there is nothing to do, such as after an end that the agent itself has recorded, or where
+    somebody else has started the run meanwhile.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
-    logger.info("%s", revive(RunFolder(Path(run_folder))) or "nothing is to be done")
+    run = RunFolder(Path(run_folder))
+    deadline = time.monotonic() + HANDOVER_S
+    while _is_held_by(run, agent) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    job = record.load_record(run).job
+    is_its_own = job is not None and job["id"] == agent
+    logger.info("%s", (revive(run) if is_its_own else "") or "nothing is to be done")
+
+
+def _is_held_by(run: RunFolder, agent: str) -> bool:
+    """Whether the run still seems to have its agent, and waits for no other than the job `agent`."""
+    job = record.load_record(run).job
+    return job is not None and job["id"] == agent and jobs.agent_is_alive(run)
 
 
 def _was_killed(status: RunStatus) -> bool:
-    """Whether the last agent ended without a word."""
+    """Whether the last agent ended without a word, and nobody has cancelled the run since, which takes the
+    agent's job from the record."""
     attempts = status.record.attempts
-    return status.is_abandoned or (bool(attempts) and attempts[-1].ended is None)
+    is_open = bool(attempts) and attempts[-1].ended is None and status.record.job is not None
+    return status.is_abandoned or is_open
 
 
 def _may_revive(status: RunStatus) -> bool:
@@ -264,7 +277,7 @@ def _submit(run: RunFolder, number: int, trains: bool) -> Job:
         job = jobs.submit_to_slurm(
             AGENT, arguments, place, wanted, key="engine.train", name="agent", code=code
         )
-        _submit_reviver(run, config, job, place, code)
+        submit_reviver(run, config, job, place, code)
         return job
     return jobs.submit(
         AGENT,
@@ -275,22 +288,6 @@ def _submit(run: RunFolder, number: int, trains: bool) -> Job:
         name="agent",
         code=code,
     )
-
-
-def _submit_reviver(run: RunFolder, config: Config, agent: Job, place: Path, code: Path) -> None:
-    """Have Slurm start the agent again where its job fails, as by a lack of memory; best effort."""
-    if config.train is None or config.train.on_crash != "restart":
-        return
-    after = {"dependency": f"afternotok:{agent.id}", "kill-on-invalid-dep": "yes"}
-    for engine in config.engine.for_small_job():
-        wanted = engine.model_copy(update={"time": REVIVER_S, "extra": {**(engine.extra or {}), **after}})
-        try:
-            jobs.submit_to_slurm(
-                REVIVER, [str(run.path)], place, wanted, key="engine.slurm", name="reviver", code=code
-            )
-            return
-        except TarmacError as error:
-            logger.warning("no job that would start the agent again: %s", error)
 
 
 def _is_at_work(status: RunStatus, goal: Goal, holder: Holder | None) -> bool:

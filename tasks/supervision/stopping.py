@@ -29,6 +29,7 @@ from tasks.runs.jobs import agent_is_alive, job_in
 from tasks.runs.record import OVER, UNDER_WAY
 from tasks.runs.stop import Who
 from tasks.supervision import trainer
+from tasks.supervision.allocation import cancel_reviver
 
 POLL_S = 0.25
 LEAVE_S = 5.0
@@ -85,6 +86,8 @@ def cancel(run: RunFolder, reason: str = "cancelled by the user", who: Who = "us
     that the run does not wait for it.
     """
     stop.order_stop(run, who, reason)
+    for job in _agent_jobs(run):  # before that one ends, which would start it
+        cancel_reviver(job)
     _leave_the_queue(run)
     if agent_is_alive(run):
         return True

@@ -38,6 +38,7 @@ from tasks.supervision import (
     evaluation_jobs,
     evaluations,
     following,
+    launch,
     node_ranks,
     other_node,
     restarts,
@@ -281,9 +282,17 @@ def agent_main(folder: str, aside_s: str | None = None, predecessor: str | None 
     following.TORN_S = behaviour_of(RunFolder(Path(folder))).get("torn_s", following.TORN_S)
     evaluation_jobs.STUCK_S = behaviour_of(RunFolder(Path(folder))).get("stuck_s", evaluation_jobs.STUCK_S)
     allocation.AGENT = "tests.supervision.fakes:agent_main"
+    allocation.REVIVER = "tests.supervision.fakes:reviver_main"
     allocation.PATIENCE_S = behaviour_of(RunFolder(Path(folder))).get("patience_s", allocation.PATIENCE_S)
     allocation.ASIDE_S = behaviour_of(RunFolder(Path(folder))).get("aside_s", allocation.ASIDE_S)
     agent.main(folder, aside_s, predecessor)
+
+
+def reviver_main(folder: str, agent_job: str) -> None:
+    """The real reviver, which starts the agent above."""
+    launch.AGENT = "tests.supervision.fakes:agent_main"
+    allocation.REVIVER = "tests.supervision.fakes:reviver_main"
+    launch.revive_in_slurm(folder, agent_job)
 
 
 def measure(config: Config, version: Path, quarantine: Path, lengths: Path) -> LoaderSettings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from flows.commands.status import status as status_command
 from tasks.core.errors import DataError
 from tasks.runs import record
 from tasks.runs.folder import RunFolder
-from tasks.supervision import launch
+from tasks.supervision import launch, stopping
 from tasks.supervision.status import look_at_run
 from tests.supervision.conftest import processes_of
 from tests.supervision.fakes import make_run
@@ -87,7 +88,7 @@ def attempts(run: RunFolder) -> int:
     return len(record.load_record(run).attempts)
 
 
-@pytest.mark.parametrize("why", ["stop", "elsewhere", "forbidden"])
+@pytest.mark.parametrize("why", ["stop", "elsewhere", "forbidden", "cancelled"])
 def test_nobody_is_started_against_a_persons_will(tmp_path: Path, why: str) -> None:
     run = make_run(tmp_path, {"step_s": 0.1}, **({} if why == "forbidden" else RESTART))
     launch.start_or_adopt(run)
@@ -95,10 +96,34 @@ def test_nobody_is_started_against_a_persons_will(tmp_path: Path, why: str) -> N
     kill_everything(tmp_path, run)
     if why == "stop":
         run.stop.write_text("enough")
+    if why == "cancelled":
+        stopping.end(run, "enough")
     if why == "elsewhere":
         state = record.load_record(run)
         record.save_record(run, state.having_last(host="another", boot_id="another"))
     assert launch.revive(run) == "" and processes_of(tmp_path) == []
+
+
+def test_the_job_that_revives_waits_for_the_lease_of_a_lost_host(tmp_path: Path) -> None:
+    """A killed agent of another host seems alive until its lease is stale."""
+    run = make_run(tmp_path, {"step_s": 0.05}, **RESTART)
+    launch.start_or_adopt(run)
+    wait_for(lambda: rows(run) >= 2)
+    kill_everything(tmp_path, run)
+    lease = json.loads(run.lease.read_text())
+    run.lease.write_text(json.dumps({**lease, "host": "another", "boot_id": "another"}))
+    job = record.load_record(run).job
+    assert job is not None
+    launch.revive_in_slurm(str(run.path), "4711")
+    assert processes_of(tmp_path) == [], "it follows another job"
+    reviver = threading.Thread(target=launch.revive_in_slurm, args=(str(run.path), job["id"]))
+    reviver.start()
+    reviver.join(1.0)
+    assert reviver.is_alive() and attempts(run) == 1
+    os.utime(run.lease, (0, 0))
+    reviver.join(60)
+    launch.wait_for_evaluations(run)
+    assert_undisturbed(run)
 
 
 def test_a_killed_agent_of_evaluations_is_started_again(tmp_path: Path) -> None:

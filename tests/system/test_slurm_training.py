@@ -20,7 +20,7 @@ from tasks.core.errors import TarmacError
 from tasks.runs import ledger, record
 from tasks.runs.folder import RunFolder
 from tasks.runs.jobs import Job
-from tasks.supervision import launch, stopping
+from tasks.supervision import allocation, launch, stopping
 from tasks.supervision.status import look_at_run
 from tests.services import until
 from tests.slurm_lab import queue, slurm_or_skip
@@ -45,6 +45,7 @@ def impatient(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setenv("SLURM_CONF", str(lab / "slurm.conf"))
     monkeypatch.setenv("PYTHONPATH", str(fakes.ROOT))
     monkeypatch.setattr(launch, "AGENT", "tests.supervision.fakes:agent_main")
+    monkeypatch.setattr(allocation, "REVIVER", "tests.supervision.fakes:reviver_main")
     monkeypatch.setattr(slurm_queue, "LOOK_S", 0.5)
     yield
     if jobs := queue():
