@@ -51,6 +51,7 @@ def evaluate(run: RunFolder, goal: launch.Goal = "evaluate") -> StageResult[Eval
             if status.quiet_s > quiet_s:
                 screen.warn(quiet_warning(run, status.quiet_s))
             quiet_s = status.quiet_s
+            why = status.silence or why
             stage.progress(status.evaluations_done, len(status.evaluations), "evaluations", why)
 
         started = ownership.start_or_adopt(run, goal)

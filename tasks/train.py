@@ -48,9 +48,9 @@ def train(run: RunFolder, begun: Started | None = None) -> StageResult[TrainedRu
         def progress(status: RunStatus) -> None:
             news.report(status)
             if status.state == "queued" and status.reason:
-                stage.progress(0, 0, status.reason)
+                stage.progress(0, 0, "; ".join(filter(None, (status.silence, status.reason))))
                 return
-            loss = "" if status.loss is None else f"loss {number(status.loss)}"
+            loss = status.silence or ("" if status.loss is None else f"loss {number(status.loss)}")
             stage.silent(status.silent_s, "none" if status.phase is None else status.phase.phase)
             stage.progress(status.step, status.steps, "steps", loss, status.stalled_s, news.cause)
 
@@ -88,6 +88,7 @@ class _TrainingNews:
         self._doubts = 0
         self.cause = ""
         """What a stalled training was found to wait for, in a few words; empty while it is not stalled."""
+        self._is_silent = False
 
     def report(self, status: RunStatus) -> None:
         for finding in status.doubts[self._doubts :]:
@@ -98,6 +99,9 @@ class _TrainingNews:
                 says = f"goes on at step {status.step:,} after {self.cause}"
                 events.emit_run("goes-on", self._run, status.record.name, says, step=status.step)
             self.cause = ""
+        if bool(status.silence) != self._is_silent:
+            self._is_silent = not self._is_silent
+            screen.warn(f"{self._run.name}: {status.silence or 'Slurm answers again'}")
         if not status.reason or status.reason in self._reported:
             return
         if status.state in ("queued", "running"):  # a running one was restarted

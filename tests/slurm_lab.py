@@ -3,7 +3,8 @@
     python -m tests.slurm_lab start|stop|status FOLDER       then: export SLURM_CONF=FOLDER/slurm.conf
 
 Everything lies in FOLDER, whose owner must be the one who starts it or root (munge insists). Jobs really
-run, as whoever started it; there is no accounting, as on many a cluster whose `sacct` nobody may ask.
+run, as whoever started it. There is no accounting, as on many a cluster whose `sacct` nobody may ask, unless
+TARMAC_TEST_SLURM is `accounting`: then slurmdbd and a MariaDB keep it, with limits of accounts and QOS.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ SelectTypeParameters=CR_CPU_Memory
 DefMemPerCPU=100
 SchedulerType=sched/backfill
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1
-AccountingStorageType=accounting_storage/none
+{accounting}
 KillWait=15
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
@@ -70,11 +71,37 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=
 PartitionName=graced Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10
 """
+ACCOUNTING = """\
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=127.0.0.1
+AccountingStoragePort={port}
+AccountingStoragePass={folder}/munge/socket
+AccountingStorageEnforce=limits,qos"""
+DATABASE = """\
+DbdHost=localhost
+DbdAddr=127.0.0.1
+DbdPort={port}
+{loopback}
+SlurmUser={user}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
+StorageType=accounting_storage/mysql
+StorageHost=localhost
+StorageUser={user}
+StorageLoc=slurm_acct
+LogFile={folder}/log/slurmdbd.log
+PidFile={folder}/slurmdbd.pid
+"""
+
+
+def has_accounting() -> bool:
+    return os.environ.get("TARMAC_TEST_SLURM") == "accounting"
 
 
 def missing() -> list[str]:
     """Which of the programs this machine lacks."""
-    return [name for name in PROGRAMS if shutil.which(name) is None]
+    wanted = (*PROGRAMS, "slurmdbd", "mariadbd") if has_accounting() else PROGRAMS
+    return [name for name in wanted if shutil.which(name) is None]
 
 
 @contextmanager
@@ -110,7 +137,12 @@ def start(folder: Path) -> Path:
     key.write_bytes(secrets.token_bytes(1024))
     key.chmod(0o600)
     conf = folder / "slurm.conf"
-    conf.write_text(_conf(folder))
+    port = free_port()
+    conf.write_text(_conf(folder, port))
+    (folder / "slurmdbd.conf").write_text(
+        DATABASE.format(port=port, user=_user(), folder=folder, loopback=_loopback())
+    )
+    (folder / "slurmdbd.conf").chmod(0o600)
     munge = {
         "socket": folder / "munge/socket",
         "key-file": key,
@@ -121,6 +153,8 @@ def start(folder: Path) -> Path:
     _run(
         ["munged", "--force", "--num-threads=2", *(f"--{name}={path}" for name, path in munge.items())], conf
     )
+    if has_accounting():
+        _start_accounting(folder, conf)
     _run(["slurmctld"], conf)
     for number in range(1, NODES + 1):
         _run(["slurmd", "-N", f"n{number}"], conf)
@@ -136,7 +170,8 @@ def stop(folder: Path) -> None:
     if "slurmctld" in pids:
         _run(["scancel", "-u", str(os.getuid())], conf)
         until("the jobs' end", lambda: not _run(["squeue", "-h"], conf).strip(), 30)
-    for name in sorted(pids, key=lambda name: ("slurmctld" not in name, "munged" in name)):
+    order = ("slurmctld", "slurmd", "slurmdbd", "mariadbd", "munged")
+    for name in sorted(pids, key=lambda name: order.index(name.partition("-")[0])):
         _end(pids[name])
 
 
@@ -145,29 +180,72 @@ def queue(conf: Path | None = None) -> list[str]:
     return _run(["squeue", "-h", "-r", "-o", "%i"], conf or Path(os.environ["SLURM_CONF"])).split()
 
 
-def _conf(folder: Path) -> str:
+def _start_accounting(folder: Path, conf: Path) -> None:
+    """Start slurmdbd and its database, and enter this user with an account."""
+    database, socket_path = folder / "db", folder / "db.sock"
+    if not (database / "mysql").exists():
+        made = [f"--user={_user()}", f"--datadir={database}", "--auth-root-authentication-method=socket"]
+        _run(["mariadb-install-db", "--no-defaults", *made, "--skip-test-db"], conf)
+    served = [f"--user={_user()}", f"--datadir={database}", "--skip-networking", f"--socket={socket_path}"]
+    with (folder / "log/mariadb.log").open("ab") as log:
+        subprocess.Popen(
+            ["mariadbd", "--no-defaults", *served, f"--pid-file={folder}/mariadbd.pid"],
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    ping = ["mariadb-admin", "--no-defaults", f"--socket={socket_path}", "ping"]
+    until("the database", lambda: subprocess.run(ping, capture_output=True).returncode == 0, 60)
+    _run(["slurmdbd"], conf, MYSQL_UNIX_PORT=str(socket_path))
+    show = ["sacctmgr", "-n", "-P", "show", "cluster"]
+    env = {**os.environ, "SLURM_CONF": str(conf)}
+    until("slurmdbd", lambda: subprocess.run(show, capture_output=True, env=env).returncode == 0, 60)
+    for what in (
+        ["cluster", "lab"],
+        ["account", "lab", "Cluster=lab"],
+        ["user", _user(), "Account=lab", "DefaultAccount=lab"],
+    ):
+        subprocess.run(["sacctmgr", "-i", "add", *what], env=env, capture_output=True, timeout=60)
+
+
+def _user() -> str:
+    return pwd.getpwuid(os.getuid()).pw_name
+
+
+def _loopback() -> str:
+    """The daemons bind to the address of the host's name; where that is no loopback one they bind to all."""
+    host = socket.gethostname().partition(".")[0]
+    is_loopback = socket.gethostbyname(host).startswith("127.")
+    return "CommunicationParameters=NoInAddrAny,NoCtldInAddrAny" if is_loopback else ""
+
+
+def _conf(folder: Path, accounting_port: int) -> str:
     host = socket.gethostname().partition(".")[0]
     nodes = "\n".join(
         f"NodeName=n{number} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()}"
         for number in range(1, NODES + 1)
     )
-    # The daemons bind to the address of the host's name; where that is no loopback one they bind to all.
-    is_loopback = socket.gethostbyname(host).startswith("127.")
+    accounting = (
+        ACCOUNTING.format(port=accounting_port, folder=folder)
+        if has_accounting()
+        else "AccountingStorageType=accounting_storage/none"
+    )
     return CONF.format(
         host=host,
         port=free_port(),
-        user=pwd.getpwuid(os.getuid()).pw_name,
+        user=_user(),
         folder=folder,
         cpus=CPUS,
         nodes=nodes,
-        loopback="CommunicationParameters=NoInAddrAny,NoCtldInAddrAny" if is_loopback else "",
+        accounting=accounting,
+        loopback=_loopback(),
     )
 
 
-def _run(command: list[str], conf: Path) -> str:
-    done = subprocess.run(
-        command, env={**os.environ, "SLURM_CONF": str(conf)}, capture_output=True, text=True, timeout=60
-    )
+def _run(command: list[str], conf: Path, **variables: str) -> str:
+    env = {**os.environ, "SLURM_CONF": str(conf), **variables}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, f"{command[0]}: {done.stderr or done.stdout}"
     return done.stdout
 

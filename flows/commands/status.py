@@ -184,6 +184,8 @@ def _state_lines(one: RunStatus) -> Iterator[str]:
     yield f"{mark} {one.run.name}  {state}{stopped}{dismissed}  {'  '.join(filter(None, facts))}"
     if one.reason and (one.state in ("queued", "running") or one.agent_is_alive):
         yield f"    {one.reason}"
+    if one.silence:
+        yield f"  ! {one.silence}"
     for waiting in one.evaluations_waiting[:SHOWN]:
         yield f"    step {waiting.step:,} {waiting.task}: {waiting.waiting}"
     if (further := len(one.evaluations_waiting) - SHOWN) > 0:
@@ -309,4 +311,5 @@ def _row(one: RunStatus, revived: str | None) -> dict[str, Any]:
             for waiting in one.evaluations_waiting
         ],
         "agent_is_alive": one.agent_is_alive,
+        "slurm_silence": one.silence or None,
     }

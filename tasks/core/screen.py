@@ -1,10 +1,11 @@
 """Terminal output: a line per stage, and a progress bar while it runs.
 
 On a terminal a running stage shows a bar that vanishes when it ends; elsewhere (a log, a pipe) it prints a
-plain line every PLAIN_INTERVAL_S seconds. Everything goes to standard error, so that standard output stays
-free for results. The library reports progress as often as it likes through a `Progress` from its caller; the
-code that shows it (this module, Prefect) limits the rate. Warnings go through `logging`, so that they can
-also be forwarded: by a child to its starter, by a flow to its run's log.
+plain line every PLAIN_INTERVAL_S seconds, and one that has not changed ever more rarely. Everything goes to
+standard error, so that standard output stays free for results. The library reports progress as often as it
+likes through a `Progress` from its caller; the code that shows it (this module, Prefect) limits the rate.
+Warnings go through `logging`, so that they can also be forwarded: by a child to its starter, by a flow to its
+run's log.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tasks.core.pace import how_far
-from tasks.core.units import format_duration
+from tasks.core.units import duration, format_duration
 
 if TYPE_CHECKING:  # rich takes a while to import, and the library needs none of it
     from rich.console import Console
@@ -25,7 +26,9 @@ if TYPE_CHECKING:  # rich takes a while to import, and the library needs none of
 Progress = Callable[[int, int, str], None]
 """A function of the work done so far, the total (0 if unknown), and what is counted, such as `samples`."""
 
-PLAIN_INTERVAL_S, LONGEST_INTERVAL_S = 10.0, 600.0
+PLAIN_INTERVAL_S = 10.0
+LONGEST_INTERVAL_S = 600.0
+"""A line that has not changed is printed after pauses that double, up to this."""
 QUIET_S = 2.0
 """A stage that ends sooner prints no plain line before its summary."""
 WIDTH = 62
@@ -101,15 +104,19 @@ def _bar(screen: Console, stage: str) -> Iterator[Progress]:
 
 @contextmanager
 def _lines(screen: Console, stage: str) -> Iterator[Progress]:
-    last, shown, pause_s = time.monotonic() - PLAIN_INTERVAL_S + QUIET_S, "", PLAIN_INTERVAL_S
+    printed, since, pause_s = "", 0.0, PLAIN_INTERVAL_S
+    last = time.monotonic() - PLAIN_INTERVAL_S + QUIET_S
 
     def show(done: int, total: int, note: str) -> None:
-        nonlocal last, shown, pause_s
-        passed_s, line = time.monotonic() - last, how_far(done, total, note)
-        if passed_s >= (pause_s if line == shown else PLAIN_INTERVAL_S):
-            # A line that says nothing new comes less and less often, or hours of waiting would fill a log.
-            pause_s = min(2 * pause_s, LONGEST_INTERVAL_S) if line == shown else PLAIN_INTERVAL_S
-            last, shown = time.monotonic(), line
-            screen.print(f"  {stage:<9} {line}", markup=False)
+        nonlocal printed, since, pause_s, last
+        now, line = time.monotonic(), how_far(done, total, note)
+        if now - last < (pause_s if line == printed else PLAIN_INTERVAL_S):
+            return
+        if line == printed:
+            pause_s, age = min(2 * pause_s, LONGEST_INTERVAL_S), f" (for {duration(now - since)})"
+        else:
+            pause_s, age, printed, since = PLAIN_INTERVAL_S, "", line, now
+        last = now
+        screen.print(f"  {stage:<9} {line}{age}", markup=False)
 
     yield show

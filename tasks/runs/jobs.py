@@ -188,7 +188,7 @@ def submit_to_slurm(
     place.mkdir(parents=True, exist_ok=True)
     known_as = Queue(queue or f"tarmac-{key.rpartition('.')[2]}-{secrets.token_hex(4)}")
     function = functools.partial(enter_in_slurm, target, arguments, engine.gpus or 0)
-    submitted = known_as.submit_one(function, place, engine, key, _environment(code).get("PYTHONPATH"))
+    (submitted,) = known_as.submit([function], place, engine, key, _environment(code).get("PYTHONPATH"))
     return Job(submitted.id, submitted, place)
 
 

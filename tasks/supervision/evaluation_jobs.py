@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.core.config import reload
-from tasks.core.engines.slurm_queue import CANCELLED, ending
+from tasks.core.engines.slurm_queue import CANCELLED, ending, silence_s
 from tasks.core.errors import TarmacError
 from tasks.core.files import read_json, write_atomic, write_json
 from tasks.core.lock import Lease, holder_of
@@ -54,6 +54,7 @@ STUCK_S = 300.0
 NICE = 10
 """How much lower the priority of an evaluation is that shares a machine with the training."""
 ENDED = "its job was ended with the run"
+NO_ANSWER = "Slurm does not answer; its job is submitted when it does"
 SUBMITIT = re.compile(r"([A-Z]+:)?submitit[ :]")
 """Matches the start of a line that submitit itself logged, by its logger or by the root's."""
 OURS = re.compile(r"^tasks\.core\.errors\.\w+: ")
@@ -324,6 +325,8 @@ class Evaluations:
     def _submit(self, action: Submit) -> None:
         """Record the intent, start the job, record which it is: a crash between leaves a trace."""
         want, engine = action.wanted, self._engines[action.wanted.task]
+        if engine.kind == "slurm" and silence_s() > 0:
+            return self._hold(Hold(want, NO_ANSWER))
         gpus = HeldGpus((), ()) if engine.kind == "slurm" else self._take_gpu()
         if isinstance(gpus, GpusInUse):
             return self._hold(Hold(want, f"{gpus} (evaluate.when: {self._when})"))

@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from tasks.core import config as configs
+from tasks.core.engines.slurm_queue import silence
 from tasks.core.errors import DataError, TarmacError
 from tasks.core.files import read_json
 from tasks.core.findings import Finding
@@ -33,6 +34,8 @@ from tasks.supervision.evaluations import WantedEvaluation, wanted_of
 from tasks.supervision.result_files import once_per_version, result_of
 
 LONGEST_PAUSE_S = 2.0
+SLURM_AGE_S = 60.0
+"""For how long an answer of Slurm shows that it is there."""
 SILENT_S = 60.0
 """A training that has logged nothing for longer is reported as silent."""
 
@@ -85,6 +88,8 @@ class RunStatus:
     """The same for a training that its agent calls stalled."""
     doubts: Sequence[Finding] = ()
     """What is wrong with the training although it goes on, or makes it slow."""
+    silence: str = ""
+    """A note that Slurm does not answer, for a run that needs it; empty where it does."""
     queue: str = ""
     """A note that the agent waits in Slurm's queue, and why in Slurm's words; empty where it does not."""
     followed: Followed | None = None
@@ -241,6 +246,7 @@ def look_at_run(run: RunFolder) -> RunStatus:
         silent_s=silent_s if state.state == "running" and followed is None else 0.0,
         stalled_s=silent_s if state.state == "stalled" else 0.0,
         doubts=doubts_about(run),
+        silence=_silence(config, state) if alive else "",
         queue=_waiting(run, state) if alive else "",
         followed=followed,
         quiet_s=news.quiet_s if alive and state.state == "running" else 0.0,
@@ -275,6 +281,14 @@ def _waiting(run: RunFolder, state: RunRecord) -> str:
         return ""
     what = "the job that keeps its evaluations is " if state.state in OVER else ""
     return what + job.slurm.waiting if job.slurm.waiting else ""
+
+
+def _silence(config: Config, state: RunRecord) -> str:
+    """A note that Slurm does not answer, where training or evaluations of the run are its jobs."""
+    engine = config.engine
+    silent = silence(SLURM_AGE_S) if "slurm" in (engine.train.kind, engine.evaluate.kind) else ""
+    goes_on = "the training goes on" if state.state in ("running", "stalled") else "the run waits for it"
+    return f"{silent}; {goes_on}" if silent else ""
 
 
 def _silent_s(run: RunFolder, state: RunRecord) -> float:

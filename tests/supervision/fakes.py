@@ -227,15 +227,18 @@ def evaluate(folder: Path, step: int, task: str, question: str = "") -> None:
         file.write(f"{step}\n")
     tell_where(run, behaviour)
     time.sleep(behaviour["evaluation_s"])
-    if step == behaviour.get("evaluation_fails_at"):
+    does = behaviour.get("evaluations", {}).get(str(step))
+    if does == "fail" or step == behaviour.get("evaluation_fails_at"):
         raise ValueError("the weights do not fit")
-    if step == behaviour.get("evaluation_dies_at"):
+    if does == "die" or step == behaviour.get("evaluation_dies_at"):
         os.kill(os.getpid(), signal.SIGKILL)
     result = {
         "task": task,
         "step": step,
         "checkpoint": str(run.checkpoint(step)),
-        "metrics": {behaviour.get("metric", "top1"): behaviour.get("top1", step / 100)},
+        "metrics": {behaviour.get("metric", "top1"): behaviour.get("top1", step / 100)}
+        if does != "wrong"
+        else {"top1": "high"},
         "intervals": {"top1": [0.0, 1.0]},
         "samples": 20,
         "seconds": 0.1,

@@ -39,11 +39,10 @@ pytestmark = pytest.mark.system
 STARTER = """\
 import sys
 from pathlib import Path
-from tasks.core.engines import map_groups, slurm
+from tasks.core.engines import map_groups
 from tasks.core.schema.engine import Engines
 from tasks.dataset.building.builder import build
 from tests.core.engines.functions import Job, work
-slurm.BEAT_S, slurm.SILENCE_S = 0.3, 3.0
 folder = Path(sys.argv[1])
 engines = Engines.model_validate({"build": {"kind": "slurm", "jobs": 2}})
 list(map_groups(work, [Job(n, folder, 60.0) for n in range(4)], engines, folder=folder / "jobs"))
@@ -67,7 +66,8 @@ def impatient(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_CONF", str(lab / "slurm.conf"))
     monkeypatch.setattr(slurm, "QUEUE_POLL_S", 0.3)
     monkeypatch.setattr(slurm, "POLL_S", 0.1)
-    monkeypatch.setattr(slurm, "GRACE_S", 1.0)
+    monkeypatch.setattr(slurm_queue, "SEEN_S", 1.0)
+    monkeypatch.setattr(slurm_queue, "LOOK_S", 0.3)
 
 
 def engines(**build: Any) -> Engines:
@@ -139,7 +139,7 @@ def test_jobs_end_after_their_starters_death(tmp_path: Path) -> None:
     starter.send_signal(signal.SIGKILL)
     starter.wait()
     assert len(queue()) == 2
-    until("the jobs' end", lambda: queue() == [], 15)
+    until("the jobs' end", lambda: queue() == [], 30)
     [log, _] = [path.read_text() for path in tmp_path.glob("jobs/*/logs/*_log.out")]
     assert "the process that started this job is gone" in log
 
@@ -149,7 +149,7 @@ def test_setup_lines_and_the_stages_defaults_reach_the_job(tmp_path: Path) -> No
     shared = {"setup": ["export TARMAC_A=lost"], "memory": "500MB", "extra": {"comment": "two words"}}
     block = {"kind": "slurm", "setup": ["export TARMAC_A='x y'"], "cpus": 3}
     both = Engines.model_validate({"slurm": shared, "build": block})
-    names = ["TARMAC_A", "SLURM_CPUS_PER_TASK", "SLURM_MEM_PER_NODE", "SLURM_STEP_NUM_TASKS"]
+    names = ["TARMAC_A", "SLURM_CPUS_PER_TASK", "SLURM_MEM_PER_NODE", "SLURM_NTASKS"]
     found = list(map_groups(environment, names, both, folder=tmp_path / "jobs"))
     assert sorted(map(str, found)) == ["1", "3", "477", "x y"]
 
@@ -174,7 +174,7 @@ def test_a_warning_while_the_job_starts_ends_nothing(
 
     def warn() -> None:
         until("the job's interpreter", (tmp_path / "started").exists, 60)
-        subprocess.run(["scancel", "--signal=USR2", *queue()], check=True)
+        subprocess.run(["scancel", "--batch", "--signal=USR2", *queue()], check=True)
 
     warner = threading.Thread(target=warn)
     warner.start()
@@ -193,7 +193,7 @@ def test_work_in_hand_is_finished_when_time_is_short(tmp_path: Path) -> None:
         work, [Job(n, tmp_path, 0.5) for n in range(8)], engines(jobs=1), folder=tmp_path / "jobs"
     ):
         if not found:
-            subprocess.run(["scancel", "--signal=USR2", *queue()], check=True)
+            subprocess.run(["scancel", "--batch", "--signal=USR2", *queue()], check=True)
         found.append(done.number)
     assert sorted(found) == list(range(8))
     [first, _] = sorted(tmp_path.glob("jobs/*/rows/0.*.jsonl"))
@@ -214,7 +214,7 @@ def test_waiting_in_the_queue_is_said_and_no_fault(tmp_path: Path) -> None:
     held = engines(extra={"hold": True})
     found = list(map_groups(environment, ["A", "B"], held, folder=tmp_path / "jobs", say=release))
     assert found == [None, None]
-    assert said[0] == "waiting in the queue: 2 jobs (JobHeldUser)"
+    assert said[0] == "waiting in the queue: 2 jobs (JobHeldUser: held until scontrol release)"
 
 
 @pytest.mark.proof

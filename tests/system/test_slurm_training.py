@@ -175,7 +175,10 @@ def test_what_waits_in_the_queue_says_why_is_adopted_and_cancelled(tmp_path: Pat
     launch.start_or_adopt(run)
     status = look_at_run(run)
     assert (status.state, status.agent_is_alive) == ("queued", True)
-    assert status.reason == f"waiting in the queue as Slurm job {job_of(run).id} (JobHeldUser)"
+    assert (
+        status.reason
+        == f"waiting in the queue as Slurm job {job_of(run).id} (JobHeldUser: held until scontrol release)"
+    )
     again = launch.start_or_adopt(run)
     assert again.adopted and again.job is not None and len(queue()) == 1
     began = time.monotonic()
@@ -339,7 +342,7 @@ def test_a_training_and_its_evaluations_finish_on_one_node_that_each_needs_whole
         lambda: "step 40 zero_shot: waiting in the queue as Slurm job" in shown(),
         60,
     )
-    until("that it steps aside", lambda: "(BeginTime)" in look_at_run(run).queue, 120)
+    until("that it steps aside", lambda: "(BeginTime: " in look_at_run(run).queue, 120)
     woken = time.monotonic()
     assert launch.wait_for_evaluations(run).is_complete
     assert time.monotonic() - woken < 240
@@ -364,7 +367,8 @@ def test_an_evaluation_that_slurm_holds_is_given_up_with_its_words(tmp_path: Pat
     status = launch.wait_for_evaluations(run)
     (missing,) = status.evaluations_missing
     assert re.fullmatch(
-        r"step 40 zero_shot: Slurm does not start its job: Slurm job \d+ \(JobHeldUser\); .*", str(missing)
+        r"step 40 zero_shot: Slurm does not start its job: Slurm job \d+ \(JobHeldUser: held until scontrol release\); .*",
+        str(missing),
     )
     until("an empty queue", lambda: queue() == [], 60)
 

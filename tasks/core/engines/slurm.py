@@ -1,48 +1,50 @@
 """A map as an array of Slurm jobs, watched by the process that started it.
 
-Finished items are known from the rows that the jobs append to their files, and live jobs from squeue, because
-submitit's own states are not reliable without Slurm's accounting. The starter only submits, reads rows and
-writes a heartbeat; the jobs do the work and use the memory. When the starter ends, or the process that it is
-tied to, it cancels the jobs; if it is killed, the jobs detect the missing heartbeat. `MapShare` and
-`MapTally` decide from values alone, without I/O, how to continue with a share.
+Each job appends its results as rows to its own file; a share that its job did not finish is submitted again
+without what is done. The starter only submits, reads rows and looks at the queue; the jobs do the work and
+use the memory. When the starter ends, or the process that it is tied to, it cancels the jobs; if it is
+killed, the jobs find its lease left. `MapShare` and `MapTally` decide from values alone, without I/O, how to
+continue with a share.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import logging
 import secrets
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from tasks.core.engines.local import TRIES
-from tasks.core.engines.slurm_job import MapPlan, unpacked
-from tasks.core.engines.slurm_queue import SETTLE_S, Queue, ending, require_slurm
+from tasks.core.engines.slurm_job import MapPlan, enter, unpacked
+from tasks.core.engines.slurm_queue import (
+    LAST_WORD_S,
+    SETTLE_S,
+    UNKNOWN_S,
+    Queue,
+    SlurmJob,
+    ending,
+    require_slurm,
+    silence,
+    silence_s,
+)
 from tasks.core.errors import KINDS, TarmacError
 from tasks.core.files import read_lines
+from tasks.core.lock import Lease
 from tasks.core.process import before_killed
 from tasks.core.schema.engine import BuildEngine
-from tasks.core.units import counted
+from tasks.core.units import counted, duration
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 JOBS = 4
-BEAT_S = 5.0
-SILENCE_S = 60.0
-"""A job ends itself after this long without a heartbeat of its starter."""
 POLL_S = 0.5
 QUEUE_POLL_S = 10.0
-UNKNOWN_S = 600.0
-"""How long squeue may go unanswered while no result arrives."""
-GRACE_S = 10.0
-"""How long the last rows of a job may take to appear after the job has left the queue."""
 LOG_LINES = 5
-State = Literal["waiting", "running", "spent", "lost"]
 
 logger = logging.getLogger(__name__)
 
@@ -58,47 +60,18 @@ def map_on_slurm(
     require_slurm()
     token = secrets.token_hex(4)
     workers = engine.workers or engine.cpus or 1
-    plan = MapPlan.write(folder / token, function, items, engine.jobs or JOBS, workers, SILENCE_S)
+    plan = MapPlan.write(folder / token, function, items, engine.jobs or JOBS, workers)
     if plan.count == 0:
         return
     queue = Queue(f"tarmac-build-{token}")
+    engine = engine.model_copy(update={"cpus": engine.cpus or workers})
     settle_s = 0.0
-    with _heartbeat(plan.heartbeat), before_killed(queue.give_up):
+    with Lease(plan.lease), before_killed(lambda: queue.give_up(LAST_WORD_S)):
         try:
             yield from _MapWatch(plan, queue, engine, say).results()
             settle_s = SETTLE_S
         finally:
             queue.cancel(after_s=settle_s)
-
-
-@contextlib.contextmanager
-def _heartbeat(path: Path) -> Iterator[None]:
-    """Rewrite `path` every few seconds from a thread, since the consumer of the results may be slow."""
-    over = threading.Event()
-
-    def beat() -> None:
-        while not over.wait(BEAT_S):
-            try:
-                path.write_text(".")
-            except OSError as error:  # the next one may succeed; the jobs tolerate a few missing ones
-                logger.warning("%s: %s", path, error)
-
-    path.write_text(".")
-    thread = threading.Thread(target=beat, name="slurm-heartbeat", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-        path.unlink(missing_ok=True)
-
-
-def _waiting(reasons: list[str]) -> str:
-    """Return a line with the number of waiting jobs and Slurm's most frequent reason."""
-    [(reason, _)] = Counter(reasons).most_common(1)
-    why = f" ({reason})" if reason != "None" else ""
-    return f"waiting in the queue: {counted(len(reasons), 'job')}{why}"
 
 
 @dataclass
@@ -109,7 +82,7 @@ class MapShare:
     left: int
     """Items without a result."""
     attempt: int = 0
-    job: str = ""
+    job: SlurmJob | None = None
     begun: set[int] = field(default_factory=set)
     """Items that this attempt has begun but not finished."""
     ended: str | None = None
@@ -117,11 +90,10 @@ class MapShare:
     """Results of this attempt."""
     fruitless: int = 0
     """Attempts in a row that ended without a result."""
-    gone_since: float | None = None
 
-    def begin(self, job: str) -> None:
+    def begin(self, job: SlurmJob) -> None:
         self.job = job
-        self.begun, self.ended, self.results, self.gone_since = set(), None, 0, None
+        self.begun, self.ended, self.results = set(), None, 0
 
     def take_row(self, row: dict[str, Any]) -> None:
         """Take a row of this attempt's job; the tally counts the results."""
@@ -132,20 +104,6 @@ class MapShare:
             self.results += 1
         elif "end" in row:
             self.ended = row["end"]
-
-    def state(self, queued: str | None, now: float) -> State:
-        """Return the state of the share; `queued` is its job's state in the queue, None if it is not there.
-
-        A job that stopped at its time limit is spent; a job that vanished with work left is lost.
-        """
-        if self.ended == "time":
-            return "spent"
-        if queued is not None:
-            self.gone_since = None
-            return "waiting" if queued == "PENDING" else "running"
-        if self.gone_since is None:
-            self.gone_since = now
-        return "lost" if now - self.gone_since >= GRACE_S else "running"
 
 
 class MapTally:
@@ -186,7 +144,7 @@ class _MapWatch:
         self._tally = MapTally(plan.count)
         self._shares = [MapShare(number, plan.size_of(number)) for number in range(plan.shares)]
         self._offsets: dict[Path, int] = {}
-        self._answered = self._progressed = self._looked = time.monotonic()
+        self._progressed = self._looked = time.monotonic()
 
     def results(self) -> Iterator[Any]:
         """Submit all shares, resubmit lost work, and yield the results."""
@@ -207,10 +165,11 @@ class _MapWatch:
         return [share for share in self._shares if share.left]
 
     def _submit(self, shares: list[MapShare]) -> None:
-        jobs = self._queue.submit(self._plan, self._engine, [(s.number, s.attempt) for s in shares])
+        calls = [functools.partial(enter, self._plan, share.number, share.attempt) for share in shares]
+        jobs = self._queue.submit(calls, self._plan.logs, self._engine, "engine.build")
         for share, job in zip(shares, jobs, strict=True):
             share.begin(job)
-        self._answered = self._looked = time.monotonic()
+        self._looked = time.monotonic()
 
     def _news(self, share: MapShare) -> Iterator[Any]:
         """Yield new results of a share, including those of earlier attempts, whose rows may appear late."""
@@ -230,53 +189,52 @@ class _MapWatch:
     def _error(self, row: dict[str, Any], share: MapShare) -> TarmacError:
         if row["error"]:
             return KINDS[row["error"]](row["text"])
+        assert share.job is not None
         log = self._plan.log_of(share.job)
         return TarmacError(f"a Slurm job failed: {row['text']}; its log is {log}")
 
     def _look(self) -> None:
         """Compare the unfinished shares with the queue."""
-        now = time.monotonic()
-        seen = self._queue.look()
-        if seen is None:
-            if now - max(self._answered, self._progressed) > UNKNOWN_S:
+        if (silent_s := silence_s()) > 0:
+            self._say(silence())
+            if min(silent_s, time.monotonic() - self._progressed) > UNKNOWN_S:
                 raise TarmacError(
-                    f"Slurm has not answered squeue for {UNKNOWN_S / 60:.0f} minutes and no result came; "
+                    f"Slurm has not answered squeue for {duration(UNKNOWN_S)} and no result came; "
                     "start again when it does; finished work is kept"
                 )
             return
-        self._answered = now
-        waiting: list[str] = []
+        reasons: list[str] = []
         shares = self._unfinished()
         for share in shares:
-            queued, reason = seen.get(share.job, (None, ""))
-            state = share.state(queued, now)
-            if state == "waiting":
-                waiting.append(reason)
-            elif state in ("spent", "lost"):
-                self._again(share, is_lost=state == "lost")
-        if waiting and len(waiting) == len(shares):
-            self._say(_waiting(waiting))
+            assert share.job is not None
+            if share.ended == "time":
+                self._again(share, share.job, "TIMEOUT")
+            elif not share.job.is_alive() and not share.job.was_just_alive():
+                self._again(share, share.job, ending(share.job.id) or "vanished")
+            elif (why := share.job.waits_because) is not None:
+                reasons.append(why)
+        if reasons and len(reasons) == len(shares):
+            self._say(_waiting(reasons))
 
-    def _again(self, share: MapShare, is_lost: bool) -> None:
+    def _again(self, share: MapShare, job: SlurmJob, how: str) -> None:
         """Resubmit the unfinished items of an ended job; raises TarmacError after TRIES attempts."""
-        how = (ending(share.job) if is_lost else "") or ("TIMEOUT" if share.ended == "time" else "vanished")
         if self._tally.add_end(share):
-            raise TarmacError(self._hopeless(share, how))
+            raise TarmacError(self._hopeless(job, how))
         logger.warning(
-            "Slurm job %s ended early (%s); its %d remaining items go to another job",
-            share.job,
+            "%s ended early (%s); its %d remaining items go to another job",
+            job,
             how,
             share.left,
         )
         share.attempt += 1
         self._submit([share])
 
-    def _hopeless(self, share: MapShare, how: str) -> str:
+    def _hopeless(self, job: SlurmJob, how: str) -> str:
         remedy = {
             "TIMEOUT": "; increase engine.build.time",
             "OUT_OF_MEMORY": "; increase engine.build.memory, or use fewer workers",
         }.get(how, "")
-        log = self._plan.log_of(share.job)
+        log = self._plan.log_of(job)
         if not log.exists():
             return (
                 f"{TRIES} Slurm jobs ended ({how}{remedy}) and left no log {log}; "
@@ -288,3 +246,9 @@ class _MapWatch:
             [f"Slurm jobs ended {TRIES} times over the same work ({how}{remedy}); the last log, {log}, ends:"]
             + [line.rstrip() for line in tail]
         )
+
+
+def _waiting(reasons: list[str]) -> str:
+    """Return a line with the number of waiting jobs and Slurm's most frequent reason."""
+    [(reason, _)] = Counter(reasons).most_common(1)
+    return f"waiting in the queue: {counted(len(reasons), 'job')}{f' ({reason})' if reason else ''}"

@@ -3,7 +3,7 @@
 submitit pickles the plan for each job; the items are in a file beside it, one per line, so that no process
 holds them all. A job processes its share in a process pool and appends each result as a line to its own file.
 It ends when the share is done, when its time limit is near (running work is finished first), and when its
-starter's heartbeat is too old. If anything else ends it, only the running items are lost.
+starter is gone. If anything else ends it, only the running items are lost.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import base64
 import functools
 import json
 import logging
-import math
-import multiprocessing
 import os
 import pickle
 import re
@@ -22,14 +20,17 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-from tasks.core.engines.local import map_here, module_of
+from tasks.core.engines.local import map_here
+from tasks.core.engines.slurm_queue import SlurmJob
 from tasks.core.errors import TarmacError, kind_of
 from tasks.core.files import append_line
+from tasks.core.lock import holder_of
 
+STARTER_S = 5.0
+"""The pause between two looks of a job at the lease of its starter."""
 _RESULT = re.compile(rb'\{"item": (\d+), "result": "[^"]*"\}\n')
 """Matches a complete line with a result, as `json.dumps` writes it; a torn line does not match."""
 
@@ -50,8 +51,7 @@ class MapPlan:
     """A map and its folder, which holds the items and the rows of each job.
 
     Share `s` of `shares` has the items s, s + shares, s + 2 * shares and so on, so that a list sorted by size
-    gives each job about the same work. A job continues for `silence_s` seconds without a heartbeat of its
-    starter.
+    gives each job about the same work.
     """
 
     folder: Path
@@ -59,7 +59,6 @@ class MapPlan:
     count: int
     shares: int
     workers: int
-    silence_s: float
 
     @classmethod
     def write(
@@ -69,7 +68,6 @@ class MapPlan:
         items: Iterable[Any],
         jobs: int,
         workers: int,
-        silence_s: float,
     ) -> MapPlan:
         """Write the items to the folder, one at a time, and return the plan."""
         folder.mkdir(parents=True)
@@ -78,7 +76,7 @@ class MapPlan:
             for item in items:
                 file.write(packed(item) + "\n")
                 count += 1
-        return cls(folder, function, count, min(jobs, count), workers, silence_s)
+        return cls(folder, function, count, min(jobs, count), workers)
 
     def items_of(self, share: int) -> Iterator[tuple[int, Any]]:
         """Yield the share's items, each with its number."""
@@ -94,25 +92,25 @@ class MapPlan:
         return self.folder / "rows" / f"{share}.{attempt}.jsonl"
 
     @property
-    def heartbeat(self) -> Path:
-        """The file that the starter rewrites every few seconds, and removes at the end."""
-        return self.folder / "heartbeat"
+    def lease(self) -> Path:
+        """The lease that the starter holds as long as it lives."""
+        return self.folder / "starter.lease"
 
     @property
     def logs(self) -> Path:
         return self.folder / "logs"
 
-    def log_of(self, job: str) -> Path:
+    def log_of(self, job: SlurmJob) -> Path:
         """Return the file to which submitit writes a job's output."""
-        return self.logs / f"{job}_0_log.out"
+        return self.logs / f"{job.id}_0_log.out"
 
 
 def enter(plan: MapPlan, share: int, attempt: int) -> None:
     """The job's entry point, called by submitit."""
-    time_is_up = _heed_signals(module_of(plan.function))
+    time_is_up = _heed_signals()
     rows = plan.rows_of(share, attempt)
     rows.parent.mkdir(exist_ok=True)
-    _end_with_starter(plan, rows.with_suffix(".alive"))
+    _end_with_starter(plan.lease)
 
     def note(**row: Any) -> None:
         append_line(rows, json.dumps(row))
@@ -160,46 +158,26 @@ def _done(plan: MapPlan, share: int) -> bytearray:
     return done
 
 
-def _heed_signals(preload: str) -> threading.Event:
+def _heed_signals() -> threading.Event:
     """Take over the signals from submitit, which would requeue or ignore them; the event is set when the time
-    limit is near.
-
-    Slurm sends SIGUSR2 to every process of the job; processes that start while it is ignored (the pool's)
-    keep ignoring it. SIGTERM means scancel or preemption; there is nothing to save, so it ends the job at
-    once.
-    """
+    limit is near. SIGTERM means scancel or preemption; there is nothing to save, so it ends the job at
+    once."""
     time_is_up = threading.Event()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    multiprocessing.set_forkserver_preload([preload])
-    forkserver.ensure_running()
     signal.signal(signal.SIGUSR2, lambda number, frame: time_is_up.set())
     return time_is_up
 
 
-def _end_with_starter(plan: MapPlan, alive: Path) -> None:
-    """End this process and its pool when the starter's heartbeat is missing or too old."""
+def _end_with_starter(lease: Path) -> None:
+    """End this process and its pool when its starter does not hold its lease at two looks in a row."""
 
     def watch() -> None:
-        pause = threading.Event()
-        while (silence := silence_s(plan.heartbeat, alive)) < plan.silence_s:
-            pause.wait(plan.silence_s / 6)
-        logger.error("the process that started this job is gone (silent for %.0f s)", silence)
+        pause, gone = threading.Event(), 0
+        while gone < 2:
+            pause.wait(STARTER_S)
+            holder = holder_of(lease)
+            gone = 0 if holder is not None and holder.is_alive() else gone + 1
+        logger.error("the process that started this job is gone")
         os._exit(1)
 
     threading.Thread(target=watch, name="end-with-starter", daemon=True).start()
-
-
-def silence_s(heartbeat: Path, alive: Path) -> float:
-    """Return the seconds since the starter last wrote `heartbeat`; infinite if the file is unreachable.
-
-    The machines' clocks may differ, so both times are the file system's, which stamps `alive` now. Opening
-    the files makes NFS fetch their attributes again.
-    """
-    try:
-        alive.write_text(".")
-        with alive.open("rb") as mine, heartbeat.open("rb") as theirs:
-            return os.fstat(mine.fileno()).st_mtime - os.fstat(theirs.fileno()).st_mtime
-    except OSError as error:
-        logger.error("%s", error)
-        return math.inf

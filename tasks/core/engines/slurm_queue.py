@@ -1,14 +1,16 @@
-"""Slurm's commands: submit through submitit, list queued jobs, cancel and requeue.
+"""Jobs of Slurm: submitted through submitit, looked for in squeue, cancelled and requeued.
 
 submitit writes the script and calls sbatch; it does not know a job's state without Slurm's accounting, so
 squeue is used instead. Jobs are found by their name, which is unique to a map or to a single job: an id can
-be lost between sbatch and its reader, and is reused when the controller loses its state.
+be lost between sbatch and its reader, and is reused when the controller loses its state. A Slurm that does
+not answer changes nothing: what it said last stands, and it is asked again after pauses that grow.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import math
 import os
 import re
@@ -23,10 +25,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from tasks.core.engines.slurm_reasons import in_words, is_about_nodes, never_starts
 from tasks.core.errors import TarmacError, UsageError
+from tasks.core.units import format_duration
 
 if TYPE_CHECKING:
-    from tasks.core.engines.slurm_job import MapPlan
     from tasks.core.schema.engine import BuildEngine, EvaluateEngine, SlurmDefaults, TrainEngine
 
 ANSWER_S = 30
@@ -41,21 +44,15 @@ default."""
 SIGNAL_DELAY_S = 90
 """A job is warned this long before its time limit, or at half time if that is later."""
 LOOK_S = 5.0
-"""How long an answer of squeue about single jobs is reused."""
+"""How long an answer of squeue is reused."""
+LONGEST_LOOK_S = 60.0
+"""The longest pause before a Slurm that does not answer is asked again."""
 SEEN_S = 10.0
 """The last output of a job may take this long to appear after the job has left the queue."""
-UNKNOWN_S = 600.0
+UNKNOWN_S = 6 * 3600.0
 """How long squeue may go unanswered before a job counts as gone."""
-
 CANCELLED = "CANCELLED"
-NEVER = re.compile(
-    r"held|HoldMaxRequeue|BadConstraints|NeverSatisfied|Invalid(Account|QOS)|NotAllowed|Partition\w+Limit",
-    re.IGNORECASE,
-)
-"""Reasons of squeue for a job that waits until a person intervenes."""
-UNWARNED = """sh -c 'trap "" USR2; exec "$@"' sh"""
-"""Starts a program that ignores the warning signal until the program handles it: Slurm may send it a minute
-early, which would end a job with a short time limit while Python still imports."""
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -64,82 +61,55 @@ class Queue:
 
     name: str
 
-    def submit(self, plan: MapPlan, engine: BuildEngine, attempts: Sequence[tuple[int, int]]) -> list[str]:
-        """Submit an array with a job for each (share, attempt) and return their ids, as squeue shows them.
-
-        Raises TarmacError with sbatch's message if sbatch rejects it.
-        """
-        from tasks.core.engines.slurm_job import enter
-
-        cpus = engine.cpus or engine.workers or 1
-        settings = {
-            **parameters(engine, self.name),
-            "cpus_per_task": cpus,
-            "srun_args": [f"--cpus-per-task={cpus}"],
-        }
-        shares, tries = zip(*attempts, strict=True)
-        python = f"{UNWARNED} {shlex.quote(sys.executable)}"
-        with _executor(plan.logs, settings, python, "engine.build") as executor:
-            jobs = executor.map_array(enter, [plan] * len(shares), shares, tries)
-        return [str(job.job_id) for job in jobs]
-
-    def submit_one(
+    def submit(
         self,
-        function: Callable[[], None],
+        calls: Sequence[Callable[[], None]],
         folder: Path,
-        engine: TrainEngine | EvaluateEngine,
+        engine: BuildEngine | TrainEngine | EvaluateEngine,
         key: str,
         path: str | None = None,
-    ) -> SlurmJob:
-        """Submit a job that calls `function`, a `functools.partial` of a module's function, with `path` first
-        in its PYTHONPATH; its files are in `folder`. Slurm may requeue it after its node is lost.
+    ) -> list[SlurmJob]:
+        """Submit a job for each of `calls`, which are `functools.partial`s of a module's function, with
+        `path` first in its PYTHONPATH; several are an array. Their files are in `folder`. Slurm may requeue a
+        job whose node is lost.
 
-        The job is one process on the first of its nodes, without srun, which would keep it from submitting
-        jobs itself: Python takes the place of the script's shell, and the warning before the time limit
-        reaches only it. Raises TarmacError with `key` and sbatch's message if Slurm rejects the job.
+        A job is one process on the first of its nodes, without srun, which would keep it from submitting jobs
+        itself: Python takes the place of the script's shell, and the warning before the time limit reaches
+        only it. Raises TarmacError with `key` and sbatch's message if Slurm rejects a job.
         """
-        settings = parameters(engine, self.name)
-        paths = [f"export PYTHONPATH={shlex.quote(path)}${{PYTHONPATH:+:$PYTHONPATH}}"] if path else []
-        settings |= {
-            "use_srun": False,
-            "nodes": getattr(engine, "nodes", None) or 1,
-            "gres": None if engine.gpus is None else f"gpu:{engine.gpus}",
-            "setup": ["trap '' USR2", *settings["setup"], *paths],
-            "additional_parameters": {
-                "requeue": True,
-                **settings["additional_parameters"],
-                "signal": f"B:USR2@{settings['signal_delay_s']}",
-            },
-        }
-        with _executor(folder, settings, f"exec {shlex.quote(sys.executable)}", key) as executor:
-            job = executor.submit(function)
-        return SlurmJob(str(job.job_id), self.name, os.getuid())
+        with _executor(folder, _parameters(engine, self.name, path), key) as executor:
+            jobs = executor.map_array(_call, calls) if len(calls) > 1 else [executor.submit(*calls)]
+        submitted = [SlurmJob(str(job.job_id), self.name, os.getuid()) for job in jobs]
+        _watch.expect(submitted)
+        return submitted
 
-    def look(self) -> Mapping[str, tuple[str, str]] | None:
-        """Return the state (such as PENDING) and the reason for waiting of all queued and running jobs, by
-        id; None if Slurm does not answer."""
-        answer = _ask(["squeue", "-h", "-r", *self._mine, "-o", "%i|%T|%r"])
-        if answer is None:
-            return None
-        rows = (line.split("|", 2) for line in answer.splitlines() if line.count("|") >= 2)
-        return {job: (state, reason) for job, state, reason in rows}
-
-    def cancel(self, after_s: float) -> None:
+    def cancel(self, after_s: float = 0.0) -> None:
         """Give finished jobs `after_s` seconds to end, then cancel the remaining ones and wait until they are
         gone; jobs that Slurm cannot reach end by themselves."""
         start = time.monotonic()
-        while self.look() != {} and (waited_s := time.monotonic() - start) < after_s + CANCEL_S:
+        while _ask(["squeue", "-h", *self._mine]) != "" and (
+            (waited_s := time.monotonic() - start) < after_s + CANCEL_S
+        ):
             if waited_s >= after_s:
                 _ask(["scancel", *self._mine])
             time.sleep(0.5)
 
-    def give_up(self) -> None:
-        """Cancel all jobs without waiting for the effect, because this process is ending."""
-        _ask(["scancel", *self._mine], LAST_WORD_S)
+    def cancel_pending(self) -> None:
+        """Cancel the jobs that do not run yet."""
+        _ask(["scancel", "--state=PENDING", *self._mine])
+
+    def give_up(self, answer_s: float | None = None) -> None:
+        """Cancel all jobs without waiting for the effect."""
+        _ask(["scancel", *self._mine], answer_s)
 
     @property
     def _mine(self) -> list[str]:
         return ["-u", str(os.getuid()), "-n", self.name]
+
+
+def _call(function: Callable[[], None]) -> None:
+    """What each job of an array does."""
+    function()
 
 
 @dataclass(frozen=True)
@@ -162,37 +132,44 @@ class SlurmJob:
         return _watch.look(self) is not None
 
     def was_just_alive(self) -> bool:
-        """Whether the job was alive at a look within the last SEEN_S."""
+        """Whether the job was alive at a look, or submitted from here, within the last SEEN_S."""
         return _watch.was_seen(self)
 
     @property
-    def waiting(self) -> str:
-        """A line that the job waits in the queue, with Slurm's reason; empty if it does not wait."""
+    def waits_because(self) -> str | None:
+        """Slurm's reason in words if the job waits in the queue, which may be empty; None if it does not."""
         state, reason = _watch.look(self) or ("", "")
-        if state == "UNKNOWN":
-            return f"{self}: squeue does not answer"
-        why = f" ({reason})" if reason != "None" else ""
-        return f"waiting in the queue as {self}{why}" if state == "PENDING" else ""
+        if state != "PENDING":
+            return None
+        return in_words(reason, unavailable_nodes() if is_about_nodes(reason) else ())
+
+    @property
+    def waiting(self) -> str:
+        """A line that the job waits in the queue, and why; empty if it does not wait."""
+        why = self.waits_because
+        if why is None:
+            return ""
+        return f"waiting in the queue as {self} ({why})" if why else f"waiting in the queue as {self}"
 
     @property
     def never_starts(self) -> str:
         """Slurm's reason if the job waits and cannot start without a person; otherwise empty."""
         state, reason = _watch.look(self) or ("", "")
-        return f"{self} ({reason})" if state == "PENDING" and NEVER.search(reason) else ""
+        return f"{self} ({in_words(reason)})" if state == "PENDING" and never_starts(reason) else ""
 
     def cancel(self, *, if_pending: bool = False) -> None:
         """Cancel the job and wait until it is gone; with `if_pending`, cancel it only if it does not run
         yet."""
         queue = Queue(self.name)
         if if_pending:
-            _ask(["scancel", "--state=PENDING", *queue._mine])
+            queue.cancel_pending()
         else:
-            queue.cancel(after_s=0.0)
+            queue.cancel()
         _watch.forget(self)
 
     def give_up(self) -> None:
         """Cancel the job without waiting for the effect."""
-        _ask(["scancel", *Queue(self.name)._mine])
+        Queue(self.name).give_up()
 
     def leave_out(self, nodes: Sequence[str]) -> None:
         """Have Slurm start the job on other nodes from its next start on."""
@@ -215,12 +192,23 @@ class SlurmJob:
 
 @dataclass(frozen=True)
 class _QueueListing:
-    """The last answer of squeue about a user's jobs: name, state and reason by id. `asked` is the time of the
-    last query, `answered` of the last answer."""
+    """The last answer of squeue about a user's jobs: name, state and reason by id.
+
+    `asked` is the time of the last query, `answered` of the last answer, `silent_since` of the first query
+    without an answer, if there is one. The next query is due `pause_s` after the last.
+    """
 
     asked: float
     answered: float
     jobs: Mapping[str, tuple[str, str, str]]
+    silent_since: float | None = None
+    pause_s: float = 0.0
+
+    def is_due(self, now: float, first: float) -> bool:
+        """Whether to ask again for a job that was first looked for at `first`."""
+        if self.silent_since is not None:
+            return now - self.asked >= self.pause_s
+        return self.asked < first or now - self.asked >= LOOK_S
 
 
 class _QueueWatch:
@@ -233,12 +221,10 @@ class _QueueWatch:
         self._seen: dict[SlurmJob, float] = {}
 
     def look(self, job: SlurmJob) -> tuple[str, str] | None:
-        """Return state and reason; UNKNOWN if squeue does not answer, None for a job that is gone."""
+        """Return state and reason; UNKNOWN if squeue has not answered yet, None for a job that is gone."""
         now = time.monotonic()
         first = self._first.setdefault(job, now)
-        answer = self._answers.get(job.user)
-        if answer is None or answer.asked < first or now - answer.asked >= LOOK_S:
-            answer = self._answers[job.user] = self._asked(job.user, answer)
+        answer = self._answer(job.user, first)
         if now - max(answer.answered, first) > UNKNOWN_S:
             return None
         if answer.answered < first:
@@ -249,26 +235,74 @@ class _QueueWatch:
         self._seen[job] = now
         return state, reason
 
+    def silence_s(self, user: int, age_s: float) -> float:
+        """Return for how long squeue has not answered; 0 where it does, or did within the last `age_s`."""
+        now = time.monotonic()
+        answer = self._answers.get(user)
+        if answer is None or answer.silent_since is not None or now - answer.answered >= age_s:
+            answer = self._answer(user, -math.inf)
+        return 0.0 if answer.silent_since is None else max(time.monotonic() - answer.silent_since, 0.1)
+
     def was_seen(self, job: SlurmJob) -> bool:
         return time.monotonic() - self._seen.get(job, -math.inf) < SEEN_S
+
+    def expect(self, jobs: Sequence[SlurmJob]) -> None:
+        """Count jobs as seen that were submitted now."""
+        self._seen |= dict.fromkeys(jobs, time.monotonic())
 
     def forget(self, job: SlurmJob) -> None:
         self._seen.pop(job, None)
         self._answers.pop(job.user, None)
 
+    def _answer(self, user: int, first: float) -> _QueueListing:
+        answer = self._answers.get(user)
+        if answer is None or answer.is_due(time.monotonic(), first):
+            answer = self._answers[user] = self._asked(user, answer)
+        return answer
+
     @staticmethod
     def _asked(user: int, before: _QueueListing | None) -> _QueueListing:
         now = time.monotonic()
         text = _ask(["squeue", "-h", "-r", "-u", str(user), "-o", "%i|%j|%T|%r"])
+        before = before or _QueueListing(now, -math.inf, {})
         if text is None:
-            if before is None:
-                return _QueueListing(now, -math.inf, {})
-            return replace(before, asked=now)
+            if before.silent_since is None:
+                logger.info("Slurm does not answer; it is asked again, at least once a minute")
+            since = now if before.silent_since is None else before.silent_since
+            pause_s = min(max(2 * before.pause_s, LOOK_S), LONGEST_LOOK_S)
+            return replace(before, asked=now, silent_since=since, pause_s=pause_s)
+        if before.silent_since is not None:
+            logger.info("Slurm answers again, after %s", format_duration(now - before.silent_since))
         rows = (line.split("|", 3) for line in text.splitlines() if line.count("|") >= 3)
         return _QueueListing(now, now, {job: (name, state, reason) for job, name, state, reason in rows})
 
 
 _watch = _QueueWatch()
+
+
+def silence_s(age_s: float = 0.0) -> float:
+    """Return for how long Slurm has not answered this process; 0 where it does, or did within the last
+    `age_s`, and on a machine that has no Slurm."""
+    return 0.0 if shutil.which("squeue") is None else _watch.silence_s(os.getuid(), age_s)
+
+
+def silence(age_s: float = 0.0) -> str:
+    """Return that Slurm does not answer, and for how many minutes; empty where `silence_s` is 0."""
+    silent_s = silence_s(age_s)
+    if silent_s < 60:
+        return "Slurm does not answer" if silent_s else ""
+    return f"Slurm has not answered for {int(silent_s // 60)} min"
+
+
+def unavailable_nodes() -> list[str]:
+    """Return each node that takes no jobs, and why, such as `n2 is drained (bad disk)`."""
+    states = "down,drain,drained,draining,fail,maint,no_respond"
+    answer = _ask(["sinfo", "-h", "-N", "-t", states, "-o", "%N|%T|%E"]) or ""
+    rows = sorted({line for line in answer.splitlines() if line.count("|") >= 2})
+    nodes = (row.split("|", 2) for row in rows)
+    return [
+        f"{name} is {state.rstrip('*')}{'' if why == 'none' else f' ({why})'}" for name, state, why in nodes
+    ]
 
 
 def own_job() -> SlurmJob | None:
@@ -323,10 +357,11 @@ def fate_of_own_job() -> Fate:
 
 
 @contextlib.contextmanager
-def _executor(folder: Path, settings: Mapping[str, Any], python: str, key: str) -> Iterator[Any]:
+def _executor(folder: Path, settings: Mapping[str, Any], key: str) -> Iterator[Any]:
     """Yield submitit's executor with these settings; raises TarmacError with sbatch's message."""
     import submitit
 
+    python = f"exec {shlex.quote(sys.executable)}"
     executor = submitit.SlurmExecutor(folder, max_num_timeout=0, python=python)
     executor.update_parameters(**settings)
     printed = io.StringIO()  # submitit prints sbatch's message as well as raising it
@@ -348,26 +383,29 @@ def require_slurm(key: str = "engine.build") -> None:
         raise UsageError(f"{key}.kind: slurm, but {here}; start where you submit jobs")
 
 
-def parameters(engine: SlurmDefaults, name: str) -> dict[str, Any]:
+def _parameters(engine: SlurmDefaults, name: str, path: str | None) -> dict[str, Any]:
     """Return the settings as submitit's parameters.
 
-    Where srun is used, it also gets the number of cores: since Slurm 22.05 it does not inherit it from the
-    job. A time of None keeps submitit from its own default of five minutes, a wckey of None from its default
-    `submitit`.
+    A time of None keeps submitit from its own default of five minutes, a wckey of None from its default
+    `submitit`. The script ignores the warning signal until Python handles it: Slurm may send it a minute
+    early, which would end a job with a short time limit while Python still imports.
     """
-    limit_s = engine.time
+    limit_s, gpus = engine.time, getattr(engine, "gpus", None)
+    delay_s = SIGNAL_DELAY_S if limit_s is None else min(SIGNAL_DELAY_S, limit_s // 2)
+    paths = [f"export PYTHONPATH={shlex.quote(path)}${{PYTHONPATH:+:$PYTHONPATH}}"] if path else []
     return {
         "job_name": name,
         "account": engine.account,
         "partition": engine.partition,
-        "nodes": 1,
+        "nodes": getattr(engine, "nodes", None) or 1,
         "ntasks_per_node": 1,
         "cpus_per_task": engine.cpus,
+        "gres": None if gpus is None else f"gpu:{gpus}",
         "mem": None if engine.memory is None else f"{math.ceil(engine.memory / 2**20)}M",
         "time": None if limit_s is None else math.ceil(limit_s / 60),
-        "signal_delay_s": SIGNAL_DELAY_S if limit_s is None else min(SIGNAL_DELAY_S, limit_s // 2),
-        "setup": [*(engine.setup or []), "export PYTHONSAFEPATH=1"],
-        "additional_parameters": engine.extra or {},
+        "setup": ["trap '' USR2", *(engine.setup or []), "export PYTHONSAFEPATH=1", *paths],
+        "additional_parameters": {"requeue": True, **(engine.extra or {}), "signal": f"B:USR2@{delay_s}"},
+        "use_srun": False,
         "stderr_to_stdout": True,
         "wckey": None,
     }

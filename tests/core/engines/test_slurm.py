@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from tasks.core.engines import map_groups, slurm, slurm_queue
+from tasks.core.engines import map_groups, slurm_job, slurm_queue
 from tasks.core.engines.slurm import MapShare, MapTally
-from tasks.core.engines.slurm_job import MapPlan, _done, packed, silence_s
+from tasks.core.engines.slurm_job import MapPlan, _done, packed
 from tasks.core.engines.slurm_queue import Queue, SlurmJob
 from tasks.core.errors import UsageError
 from tasks.core.files import append_line
 from tasks.core.schema.engine import BuildEngine, Engines
 from tests.core.engines.functions import Job, environment, note, work
+from tests.services import until
 
 GOLDEN = """\
 #!/bin/bash
@@ -36,16 +39,18 @@ GOLDEN = """\
 #SBATCH --output={logs}/%A_%a_0_log.out
 #SBATCH --partition=cpu
 #SBATCH --qos='low prio'
-#SBATCH --signal=USR2@90
+#SBATCH --requeue
+#SBATCH --signal=B:USR2@90
 #SBATCH --time=360
 
 # setup
+trap '' USR2
 module load cuda
 export PYTHONSAFEPATH=1
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-srun --unbuffered --output {logs}/%A_%a_%t_log.out --cpus-per-task=8 sh -c 'trap "" USR2; exec "$@"' sh PYTHON -u -m submitit.core._submit {logs}
+exec PYTHON -u -m submitit.core._submit {logs}
 """
 
 ONE = """\
@@ -93,7 +98,12 @@ def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def plan(folder: Path, items: Any, jobs: int = 2, function: Any = work) -> MapPlan:
-    return MapPlan.write(folder / "map", function, items, jobs, workers=1, silence_s=1.0)
+    return MapPlan.write(folder / "map", function, items, jobs, workers=1)
+
+
+def submit(made: MapPlan, engine: BuildEngine, name: str = "x") -> list[SlurmJob]:
+    calls = [functools.partial(slurm_job.enter, made, share, 0) for share in range(2)]
+    return Queue(name).submit(calls, made.logs, engine, "engine.build")
 
 
 def test_the_script_says_what_the_config_says(sbatch: Path, tmp_path: Path) -> None:
@@ -116,7 +126,7 @@ def test_the_script_says_what_the_config_says(sbatch: Path, tmp_path: Path) -> N
         }
     )
     made = plan(tmp_path, [])
-    assert Queue("tarmac-build-1").submit(made, engines.for_build(), [(0, 0), (1, 0)]) == ["17_0", "17_1"]
+    assert [job.id for job in submit(made, engines.for_build(), "tarmac-build-1")] == ["17_0", "17_1"]
     assert sbatch.read_text().rstrip() == GOLDEN.format(logs=made.logs).rstrip()
 
 
@@ -137,7 +147,7 @@ CLUSTER = {
 def test_the_script_of_a_training_says_what_the_config_says(sbatch: Path, tmp_path: Path) -> None:
     engine, logs = Engines.model_validate(CLUSTER).for_train(), tmp_path / "logs"
     call = functools.partial(print, "x")
-    job = Queue("tarmac-train-1").submit_one(call, logs, engine, "engine.train", path="/a b")
+    (job,) = Queue("tarmac-train-1").submit([call], logs, engine, "engine.train", path="/a b")
     assert (job.id, job.name, job.user) == ("17", "tarmac-train-1", os.getuid())
     assert sbatch.read_text().rstrip() == ONE.format(logs=logs).rstrip()
 
@@ -145,7 +155,7 @@ def test_the_script_of_a_training_says_what_the_config_says(sbatch: Path, tmp_pa
 def test_a_job_asks_for_no_gpu_or_for_those_of_a_type(sbatch: Path, tmp_path: Path) -> None:
     def asked(**train: Any) -> list[str]:
         engine = Engines.model_validate({"train": {"kind": "slurm", **train}}).for_train()
-        Queue("x").submit_one(functools.partial(print), tmp_path / "logs", engine, "engine.train")
+        Queue("x").submit([functools.partial(print)], tmp_path / "logs", engine, "engine.train")
         return [line for line in sbatch.read_text().splitlines() if "gres" in line]
 
     assert asked(ranks=2) == []
@@ -188,7 +198,9 @@ def test_jobs_are_asked_for_together_and_a_new_one_at_once(
     monkeypatch.setattr(slurm_queue, "LOOK_S", 600.0)
     first, second = SlurmJob("7", "a", 1), SlurmJob("8", "b", 1)
     rows.write_text("7|a|PENDING|Resources\n")
-    assert first.is_alive() and first.waiting == "waiting in the queue as Slurm job 7 (Resources)"
+    assert first.is_alive() and first.waiting == (
+        "waiting in the queue as Slurm job 7 (Resources: no node is free for it yet)"
+    )
     assert len(asked.read_text()) == 1
     rows.write_text("7|another|RUNNING|None\n8|b|RUNNING|None\n")
     assert second.is_alive() and second.waiting == "", "the first answer was from before its submission"
@@ -197,16 +209,59 @@ def test_jobs_are_asked_for_together_and_a_new_one_at_once(
 
 
 def test_a_job_is_not_gone_because_squeue_does_not_answer(
-    sbatch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sbatch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    job = SlurmJob("7", "silent", 2)
-    assert job.is_alive() and job.waiting == "Slurm job 7: squeue does not answer"
+    squeue, asked = tmp_path / "bin/squeue", tmp_path / "asked"
+    squeue.write_text(f"#!/bin/sh\necho >> {asked}; echo 7 unreachable >&2; exit 1\n")
+    squeue.chmod(0o755)
+    monkeypatch.setattr(slurm_queue, "_watch", slurm_queue._QueueWatch())
+    monkeypatch.setattr(slurm_queue, "LOOK_S", 0.2)
+    monkeypatch.setattr(slurm_queue, "LONGEST_LOOK_S", 0.5)
+    job, began = SlurmJob("7", "silent", os.getuid()), time.monotonic()
+    with caplog.at_level(logging.INFO):
+        while time.monotonic() - began < 2.5:
+            assert job.is_alive() and job.waiting == "" and slurm_queue.silence() == "Slurm does not answer"
+            time.sleep(0.02)
+        assert len(asked.read_text()) < 9, "after 0.2, 0.4 and then every 0.5 s"
+        squeue.write_text("#!/bin/sh\necho '7|silent|PENDING|Priority'\n")
+        until("the answer", lambda: slurm_queue.silence() == "", 5)
+    assert job.waiting.endswith("(Priority: jobs of a higher priority come first)")
+    assert [message.partition(",")[0].partition(";")[0] for message in caplog.messages] == [
+        "Slurm does not answer",
+        "Slurm answers again",
+    ]
+    squeue.write_text("#!/bin/sh\nexit 1\n")
     monkeypatch.setattr(slurm_queue, "UNKNOWN_S", 0.0)
     assert not job.is_alive()
 
 
+def test_an_outage_of_minutes_is_counted(
+    sbatch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin/squeue").symlink_to("/bin/false")
+    monkeypatch.setattr(slurm_queue, "_watch", slurm_queue._QueueWatch())
+    assert slurm_queue.silence() == "Slurm does not answer"
+    began = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: began + 190)
+    assert slurm_queue.silence() == "Slurm has not answered for 3 min"
+
+
+def test_nodes_that_take_no_jobs_are_named_with_the_reason(sbatch: Path, tmp_path: Path) -> None:
+    answers = {
+        "squeue": "9|c|PENDING|ReqNodeNotAvail, UnavailableNodes:n2",
+        "sinfo": "n2|drained|bad disk\nn2|drained|bad disk\nn3|down*|none",
+    }
+    for name, text in answers.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\nprintf '{text}\\n'\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    assert SlurmJob("9", "c", 3).waiting == (
+        "waiting in the queue as Slurm job 9 (ReqNodeNotAvail, UnavailableNodes:n2: nodes that it needs are "
+        "down, drained or reserved; n2 is drained (bad disk), n3 is down)"
+    )
+
+
 def test_without_limits_the_partitions_hold(sbatch: Path, tmp_path: Path) -> None:
-    Queue("x").submit(plan(tmp_path, []), BuildEngine(kind="slurm"), [(0, 0)])
+    submit(plan(tmp_path, []), BuildEngine(kind="slurm", cpus=1))
     script = sbatch.read_text()
     assert not [word for word in ("--time", "--mem", "--account", "--partition", "--wckey") if word in script]
     assert "#SBATCH --cpus-per-task=1\n" in script
@@ -220,7 +275,7 @@ def test_a_job_that_submits_is_hidden_from_its_jobs(
     outer = {"SLURM_JOB_ID": "3", "SLURM_MEM_PER_CPU": "9", "SLURM_CONF": "/etc/slurm.conf"}
     for name, value in outer.items():
         monkeypatch.setenv(name, value)
-    Queue("x").submit(plan(tmp_path, []), BuildEngine(kind="slurm"), [(0, 0)])
+    submit(plan(tmp_path, []), BuildEngine(kind="slurm"))
     seen = [line for line in sbatch.read_text().splitlines() if line.startswith("SLURM_")]
     assert seen == ["SLURM_CONF=/etc/slurm.conf"]
     assert {name: os.environ.get(name) for name in outer} == outer
@@ -275,24 +330,23 @@ def test_shares_hold_every_item_once(tmp_path: Path) -> None:
     assert [made.size_of(share) for share in range(4)] == [3, 2, 2, 2]
 
 
-def test_a_job_counts_as_lost_only_after_its_last_rows_had_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm, "GRACE_S", 10.0)
-    share = MapShare(0, left=3)
-    share.begin("17_0")
-    assert share.state("PENDING", 0.0) == "waiting"
-    assert share.state("RUNNING", 1.0) == "running"
-    assert share.state(None, 2.0) == "running"
-    assert share.state("REQUEUED", 11.0) == "running"
-    assert [share.state(None, now) for now in (20.0, 29.0, 30.0)] == ["running", "running", "lost"]
-    share.take_row({"end": "time"})
-    assert share.state("COMPLETING", 31.0) == "spent"
+def test_a_job_counts_as_lost_only_after_its_last_rows_had_time(
+    sbatch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that has left the queue before anybody looked."""
+    (tmp_path / "bin/squeue").symlink_to("/bin/true")
+    monkeypatch.setattr(slurm_queue, "SEEN_S", 1.0)
+    first, _ = submit(plan(tmp_path, []), BuildEngine(kind="slurm"))
+    assert not first.is_alive() and first.was_just_alive()
+    time.sleep(1.1)
+    assert not first.was_just_alive()
 
 
 def test_only_work_that_ends_three_jobs_is_given_up() -> None:
     tally, share = MapTally(10), MapShare(0, left=10)
     outcomes = []
     for item in range(6):
-        share.begin(str(item))
+        share.begin(SlurmJob(str(item), "x", 1))
         share.take_row({"begun": item})
         share.take_row({"begun": 9})
         share.take_row({"item": item, "result": None})
@@ -302,20 +356,11 @@ def test_only_work_that_ends_three_jobs_is_given_up() -> None:
             assert tally.add_result(9)
     assert outcomes == [False] * 6
     assert not tally.add_result(9)
-    share.begin("a")
+    share.begin(SlurmJob("a", "x", 1))
     for attempt in range(3):
-        share.begin(str(attempt))
+        share.begin(SlurmJob(str(attempt), "x", 1))
         share.take_row({"begun": 7})
         share.take_row({"item": 8, "result": None})
         assert tally.add_end(share) == (attempt == 2)
     idle = MapShare(1, left=10)
     assert [tally.add_end(idle) for _ in range(3)] == [False, False, True]
-
-
-def test_a_starters_silence_is_told_by_the_file_systems_clock(tmp_path: Path) -> None:
-    heartbeat, alive = tmp_path / "heartbeat", tmp_path / "alive"
-    heartbeat.write_text(".")
-    assert silence_s(heartbeat, alive) < 1
-    heartbeat.unlink()
-    assert silence_s(heartbeat, alive) == float("inf")
-    assert silence_s(heartbeat, tmp_path / "gone/alive") == float("inf")
