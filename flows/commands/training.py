@@ -95,10 +95,12 @@ def train(
     if rehearse_preemption and fresh:
         raise UsageError("--rehearse-preemption, --fresh: choose one; a rehearsal touches no run")
     require_writable(settings.runs, "runs")
-    require_startable(settings, resolve(settings.dataset.output), fresh=fresh)
+    began, version = time.monotonic(), resolve(settings.dataset.output)
+    require_startable(settings, version, fresh=fresh)
     if rehearse_preemption:
         return _rehearse(settings, as_json)
-    began = time.monotonic()
+    if not fresh and (done := finished_run(settings, version)) is not None:
+        return show_up_to_date(version, done, began, as_json)
     stages = start.flow(
         "flows.train:train_flow", settings.runs, config=config, overrides=overrides, fresh=fresh
     )
