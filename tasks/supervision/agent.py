@@ -35,7 +35,7 @@ from tasks.runs.checkpoints import newest_sound
 from tasks.runs.folder import RunFolder
 from tasks.runs.jobs import Job
 from tasks.supervision import trainer, tuning
-from tasks.supervision.allocation import END, WARNING, Allocation, Succession
+from tasks.supervision.allocation import END, WARNING, Allocation, Succession, cancel_leftovers
 from tasks.supervision.attendance import Attendance, Duties
 from tasks.supervision.chores import Chores
 from tasks.supervision.evaluation_jobs import Evaluations
@@ -109,6 +109,8 @@ class Agent:
             )
             raise
         self._journal.end(keeps_job=self._allocation.returns != "no", successor=self._successor)
+        if self._successor is None and self._allocation.returns == "no":
+            self._chores.do("the queue", lambda: cancel_leftovers(self._run), None)
 
     def _attend(self) -> None:
         """Train if need be, and have everything evaluated."""

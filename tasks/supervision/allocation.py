@@ -252,6 +252,16 @@ def _reviver_of(agent: SlurmJob) -> str:
     return f"{agent.name}-reviver"
 
 
+def cancel_leftovers(run: RunFolder) -> None:
+    """Cancel jobs of earlier agents that Slurm has queued again though they have ended, as a controller does
+    that was killed before it had written down their start."""
+    mine = own_job()
+    for attempt in record.load_record(run).attempts:
+        if attempt.slurm is not None and attempt.slurm != mine and attempt.slurm.waiting:
+            logger.warning("%s is in the queue again though it has ended; cancelling it", attempt.slurm)
+            attempt.slurm.give_up()
+
+
 def wake(run: RunFolder) -> None:
     """Begin a successor that has stepped aside, as an evaluation has ended; on an error it begins later."""
     with contextlib.suppress(TarmacError, OSError):

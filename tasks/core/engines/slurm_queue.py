@@ -270,7 +270,7 @@ class _QueueWatch:
                 logger.info("Slurm does not answer; it is asked again, at least once a minute")
             since = now if before.silent_since is None else before.silent_since
             pause_s = min(max(2 * before.pause_s, LOOK_S), LONGEST_LOOK_S)
-            return replace(before, asked=now, silent_since=since, pause_s=pause_s)
+            return replace(before, asked=time.monotonic(), silent_since=since, pause_s=pause_s)
         if before.silent_since is not None:
             logger.info("Slurm answers again, after %s", format_duration(now - before.silent_since))
         rows = (line.split("|", 3) for line in text.splitlines() if line.count("|") >= 3)
