@@ -50,8 +50,12 @@ from tasks.supervision.tracking import gathering
 
 SETTLED = timedelta(minutes=1)
 """This long after its end, none of a flow run's reports is still on its way to the server."""
-GENERATED = re.compile("[a-z]+-[a-z]+")
-"""The names that Prefect and its form generate, such as brave-otter."""
+GREEK = (
+    "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|omicron|pi|rho|sigma|tau|upsilon|"
+    "phi|chi|psi|omega"
+)
+GENERATED = re.compile(rf"[a-z]+-[a-z]+|({GREEK})\d*(-[a-z]+){{1,3}}")
+"""The names that Prefect generates, such as brave-otter, and those of its form, such as tau3-pestac-expanse."""
 SHORT = 6
 """Digits of a run's id in the name of a flow run."""
 P = ParamSpec("P")

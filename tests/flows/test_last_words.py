@@ -98,8 +98,12 @@ def test_a_flow_run_that_fails_at_once_is_called_by_what_it_was_given(
     context = SimpleNamespace(flow=flow, flow_run=flow_run, parameters={"subject": given})
     monkeypatch.setattr(lifecycle.FlowRunContext, "get", lambda: context)
     assert lifecycle._first_name() == name
-    flow_run.name = "before the move"
-    assert lifecycle._first_name() == "before the move", "a person has typed it"
+    for generated in ("tau3-pestac-expanse", "omega-canis-majoris", "pi12-tikal"):
+        flow_run.name = generated
+        assert lifecycle._first_name() == name, "Prefect's form has filled it in"
+    for typed in ("before the move", "run-2-long"):
+        flow_run.name = typed
+        assert lifecycle._first_name() == typed, "a person has typed it"
 
 
 def test_a_defect_over_private_data_is_not_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
