@@ -55,7 +55,7 @@ GREEK = (
     "phi|chi|psi|omega"
 )
 GENERATED = re.compile(rf"[a-z]+-[a-z]+|({GREEK})\d*(-[a-z]+){{1,3}}")
-"""The names that Prefect generates, such as brave-otter, and those of its form, such as tau3-pestac-expanse."""
+"""The names that Prefect generates, such as brave-otter, and its form, such as tau3-pestac-expanse."""
 SHORT = 6
 """Digits of a run's id in the name of a flow run."""
 P = ParamSpec("P")

@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -99,8 +100,9 @@ class _Overview:
             return cls(runs, (), {}, {}, list_datasets(runs, ()), stale_datasets(), {})
         from tasks.supervision.status import list_status
 
-        revived = _revive(runs)
         found, unreadable = list_status(runs)
+        if revived := _revive(found):
+            found, unreadable = list_status(runs)
         datasets = list_datasets(runs, [one.record for one in found])
         return cls(runs, found, dict(unreadable), revived, datasets, stale_datasets(), gpu_holders())
 
@@ -138,18 +140,15 @@ class _Overview:
             yield f"  ! {revived}"
 
 
-def _revive(runs: Path) -> dict[str, str]:
+def _revive(found: Sequence[RunStatus]) -> dict[str, str]:
     """Start agents again that were killed; returns a sentence for each run about which something was done."""
-    from tasks.runs.folder import list_runs
-    from tasks.supervision.launch import revive
+    from tasks.supervision.launch import revive, was_killed
 
     done = {}
-    for run in list_runs(runs):
-        try:
-            if sentence := revive(run):
-                done[run.name] = sentence
-        except (TarmacError, OSError, LookupError, TypeError, ValueError):
-            continue  # the list shows why the run cannot be read, or that its agent is gone
+    for one in found:
+        with suppress(TarmacError, OSError):  # then the list shows that its agent is gone
+            if was_killed(one) and (sentence := revive(one.run)):
+                done[one.run.name] = sentence
     return done
 
 

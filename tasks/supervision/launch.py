@@ -103,7 +103,7 @@ def revive(run: RunFolder) -> str:
     repeated more than REVIVALS times in a row without a new checkpoint.
     """
     status = look_at_run(run)
-    if status.agent_is_alive or not _was_killed(status) or not _may_revive(status):
+    if not was_killed(status) or not _may_revive(status):
         return ""
     times = len(_lost_in_a_row(status))
     try:
@@ -138,12 +138,12 @@ def _is_held_by(run: RunFolder, agent: str) -> bool:
     return job is not None and job["id"] == agent and jobs.agent_is_alive(run)
 
 
-def _was_killed(status: RunStatus) -> bool:
+def was_killed(status: RunStatus) -> bool:
     """Whether the last agent ended without a word, and nobody has cancelled the run since, which takes the
     agent's job from the record."""
     attempts = status.record.attempts
     is_open = bool(attempts) and attempts[-1].ended is None and status.record.job is not None
-    return status.is_abandoned or is_open
+    return not status.agent_is_alive and (status.is_abandoned or is_open)
 
 
 def _may_revive(status: RunStatus) -> bool:
