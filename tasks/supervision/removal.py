@@ -17,6 +17,7 @@ from tasks.core import config as configs
 from tasks.core.errors import TarmacError
 from tasks.core.files import fsync_path
 from tasks.core.lock import Held, Lease, drop_stale_pins
+from tasks.evaluation import results
 from tasks.runs import record
 from tasks.runs.checkpoints import list_checkpoints
 from tasks.runs.data import dataset_of, version_path
@@ -44,8 +45,7 @@ def size_of(run: RunFolder) -> RunSize:
                 size += os.lstat(os.path.join(folder, name)).st_size
             except FileNotFoundError:
                 continue
-    results = len(list(run.evaluations.glob("step_*/*.json")))
-    return RunSize(size, len(list_checkpoints(run)), results)
+    return RunSize(size, len(list_checkpoints(run)), len(results.files_of(run)))
 
 
 def require_removable(run: RunFolder) -> None:
