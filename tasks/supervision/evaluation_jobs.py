@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.core.config import reload
-from tasks.core.engines.slurm_queue import CANCELLED, ending, silence_s
+from tasks.core.engines.slurm_queue import CANCELLED, silence_s
 from tasks.core.errors import TarmacError
 from tasks.core.files import read_json, write_atomic, write_json
 from tasks.core.lock import Lease, holder_of
@@ -209,7 +209,9 @@ class Evaluations:
         watched = {want.key for want in self._wanted} if is_full else open_ones | self._running
         running = self._running = {key for key in watched if self._is_leased(key)}
         alive = running | {key for key in open_ones if self._job_lives(self._entries[key])}
-        self._known_alive |= alive
+        unlaunched = {key for key in alive - running if self._was_not_launched(self._entries[key])}
+        alive -= unlaunched
+        self._known_alive = (self._known_alive | alive) - unlaunched
         for key in [key for key in self._held if key in running or key not in alive]:
             self._held.pop(key).release()
         unreadable = self._unreadable(training)
@@ -256,6 +258,16 @@ class Evaluations:
     def _job_lives(self, entry: LedgerEntry) -> bool:
         job = job_in(self._run, entry.job)
         return not entry.is_final and job is not None and job.is_alive()
+
+    def _was_not_launched(self, entry: LedgerEntry) -> bool:
+        """Whether Slurm holds its job because a node could not start it; the job is cancelled, as a new one
+        may start."""
+        job = job_in(self._run, entry.job)
+        if job is None or job.slurm is None or not job.slurm.failed_to_launch:
+            return False
+        logger.warning("%s could not be launched; cancelling it", job.slurm)
+        job.end()
+        return True
 
     def _answers(self, entry: LedgerEntry) -> bool:
         """Whether the result file parses and, while the question is open, answers it and no earlier one."""
@@ -424,7 +436,7 @@ def failure_of(entry: LedgerEntry, job: Job | None, was_alive: bool) -> JobFailu
     last = OURS.sub("", last)
     if job.said_goodbye:
         return JobFailure("failed", f"{last} (log: {job.log})")
-    how = "" if job.slurm is None else ending(job.id)
+    how = "" if job.slurm is None else job.slurm.ending
     if how == CANCELLED and was_alive:
         return JobFailure("failed", f"{job.slurm} was cancelled in Slurm, so it is not tried again", True)
     how = f" ({how})" if how else ""

@@ -18,7 +18,7 @@ from typing import Literal
 
 from tasks.core import screen
 from tasks.core.child import LAST_LINES
-from tasks.core.engines.slurm_queue import CANCELLED, ending, require_slurm
+from tasks.core.engines.slurm_queue import CANCELLED, require_slurm
 from tasks.core.errors import DataError, Withdrawn
 from tasks.core.lock import HEARTBEAT_S, STALE_S, Held, Holder, Lease
 from tasks.evaluation.best import is_due
@@ -154,7 +154,7 @@ def _may_revive(status: RunStatus) -> bool:
         return False
     job = job_in(status.run, status.record.job)
     if job is not None and job.slurm is not None:
-        return ending(job.slurm.id) != CANCELLED  # by a person, who wants nothing of it to go on
+        return job.slurm.ending != CANCELLED  # by a person, who wants nothing of it to go on
     return bool(attempts) and attempts[-1].host == socket.gethostname()
 
 

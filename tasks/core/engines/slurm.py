@@ -27,7 +27,6 @@ from tasks.core.engines.slurm_queue import (
     UNKNOWN_S,
     Queue,
     SlurmJob,
-    ending,
     require_slurm,
     silence,
     silence_s,
@@ -210,7 +209,7 @@ class _MapWatch:
             if share.ended == "time":
                 self._again(share, share.job, "TIMEOUT")
             elif not share.job.is_alive() and not share.job.was_just_alive():
-                self._again(share, share.job, ending(share.job.id) or "vanished")
+                self._again(share, share.job, share.job.ending or "vanished")
             elif (why := share.job.waits_because) is not None:
                 reasons.append(why)
         if reasons and len(reasons) == len(shares):

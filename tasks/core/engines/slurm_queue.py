@@ -25,7 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tasks.core.engines.slurm_reasons import in_words, is_about_nodes, never_starts
+from tasks.core.engines.slurm_reasons import LAUNCH_FAILED, in_words, is_about_nodes, never_starts
 from tasks.core.errors import TarmacError, UsageError
 from tasks.core.units import format_duration
 
@@ -156,6 +156,17 @@ class SlurmJob:
         """Slurm's reason if the job waits and cannot start without a person; otherwise empty."""
         state, reason = _watch.look(self) or ("", "")
         return f"{self} ({in_words(reason)})" if state == "PENDING" and never_starts(reason) else ""
+
+    @property
+    def failed_to_launch(self) -> bool:
+        """Whether the job is held because a node could not start it."""
+        return _watch.look(self) == ("PENDING", LAUNCH_FAILED)
+
+    @property
+    def ending(self) -> str:
+        """Slurm's final state of the job, such as TIMEOUT; empty if Slurm has forgotten it, also where
+        another job has its id."""
+        return ending(self.id, self.name)
 
     def cancel(self, *, if_pending: bool = False) -> None:
         """Cancel the job and wait until it is gone; with `if_pending`, cancel it only if it does not run
@@ -411,12 +422,12 @@ def _parameters(engine: SlurmDefaults, name: str, path: str | None) -> dict[str,
     }
 
 
-def ending(job: str) -> str:
-    """Return Slurm's final state of a job, such as TIMEOUT or OUT_OF_MEMORY; empty if Slurm has forgotten
-    it."""
+def ending(job: str, name: str | None = None) -> str:
+    """Return Slurm's final state of a job, such as TIMEOUT or OUT_OF_MEMORY; empty if Slurm has forgotten it,
+    or knows another job, not of this `name`, by its id."""
     answer = _ask(["scontrol", "show", "job", "-o", job]) or ""
-    found = re.search(r"\bJobState=(\w+)", answer)
-    return found.group(1) if found else ""
+    fields = dict(re.findall(r"\b(JobName|JobState)=(\S+)", answer))
+    return fields.get("JobState", "") if name in (None, fields.get("JobName")) else ""
 
 
 def _ask(command: list[str], answer_s: float | None = None) -> str | None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+LAUNCH_FAILED = "launch failed requeued held"
+"""A node could not start the job, as where a controller that was killed starts it twice."""
 MEANINGS = {
     "AssociationJobLimit": "the limit of your account on jobs is reached",
     "BadConstraints": "no node has what it asks for",
@@ -33,7 +35,7 @@ MEANINGS = {
     "ReservationDeleted": "its reservation is gone",
     "ReqNodeNotAvail": "nodes that it needs are down, drained or reserved",
     "Resources": "no node is free for it yet",
-    "launch failed requeued held": "its node could not start it; held until scontrol release",
+    LAUNCH_FAILED: "its node could not start it; held until scontrol release",
 }
 LIMIT = re.compile(
     r"(?P<owner>QOS|Assoc)?(?P<scope>Grp|Max|Min)(?P<what>Cpu|CPU|Mem|Memory|Node|GRES|Gres|Jobs?|Submit\w*?"

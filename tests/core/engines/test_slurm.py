@@ -246,6 +246,13 @@ def test_an_outage_of_minutes_is_counted(
     assert slurm_queue.silence() == "Slurm has not answered for 3 min"
 
 
+def test_the_end_of_another_job_with_the_same_id_is_not_this_ones(sbatch: Path, tmp_path: Path) -> None:
+    scontrol = tmp_path / "bin/scontrol"
+    scontrol.write_text("#!/bin/sh\necho 'JobId=3 JobName=new UserId=a(1) JobState=CANCELLED Reason=None'\n")
+    scontrol.chmod(0o755)
+    assert (SlurmJob("3", "new", 1).ending, SlurmJob("3", "old", 1).ending) == ("CANCELLED", "")
+
+
 def test_nodes_that_take_no_jobs_are_named_with_the_reason(sbatch: Path, tmp_path: Path) -> None:
     answers = {
         "squeue": "9|c|PENDING|ReqNodeNotAvail, UnavailableNodes:n2",
