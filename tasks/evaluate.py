@@ -12,6 +12,7 @@ from tasks.core import screen
 from tasks.core.errors import DataError, Withdrawn
 from tasks.core.schema import Evaluate
 from tasks.core.units import counted, number
+from tasks.evaluation.condition import EvaluationStatus
 from tasks.evaluation.results import StepSummary, examine_summary
 from tasks.reporting.report import read_headline
 from tasks.runs.folder import RunFolder
@@ -19,7 +20,7 @@ from tasks.runs.plan import command_to_resume
 from tasks.stage import StageResult, shown
 from tasks.supervision import launch
 from tasks.supervision.following import quiet_warning
-from tasks.supervision.status import EvaluationStatus, RunStatus, config_of, look_at_run
+from tasks.supervision.status import RunStatus, config_of, look_at_run
 
 
 @dataclass(frozen=True)
@@ -134,5 +135,4 @@ def shortfalls(wanted: Evaluate | None, metrics: Mapping[str, float]) -> list[st
 def _lost(run: RunFolder, one: EvaluationStatus) -> str:
     is_private = config_of(run).dataset.private
     hidden = f"step {one.step} {one.task}: the reason is in {run.ledger}, because the dataset is private"
-    again = f"tarmac evaluate {run.handle} --step {one.step} --task {one.task}"
-    return f"{hidden if is_private else one}; again: {again}"
+    return f"{hidden if is_private else one}; again: {one.command(run)}"

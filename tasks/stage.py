@@ -34,7 +34,7 @@ from pydantic_core import to_jsonable_python
 from tasks import control
 from tasks.core import child, screen
 from tasks.core.child import WITHHELD, Killed
-from tasks.core.errors import TarmacError, first_line
+from tasks.core.errors import TarmacError, Withdrawn, first_line
 from tasks.core.pace import Pace
 from tasks.core.screen import Progress
 from tasks.core.units import counted, format_duration
@@ -107,10 +107,18 @@ class Shown:
         self.silence_s = self.stalled_s = 0.0
 
     def progress(
-        self, done: int, total: int, note: str, detail: str = "", stalled_s: float = 0.0, cause: str = ""
+        self,
+        done: int,
+        total: int,
+        note: str,
+        detail: str = "",
+        stalled_s: float = 0.0,
+        cause: str = "",
+        is_at_work: bool = True,
     ) -> None:
         """Show how far the stage is; `detail` is one more figure, such as `loss 1.48`. A stage that
-        is stalled shows for how long and why, and the log reports when it goes on."""
+        is stalled shows for how long and why, and the log reports when it goes on. One that is not at work,
+        as it waits to be started again, shows no rate and promises no end."""
         control.raise_if_withdrawn()
         self.reported, self.phase = time.monotonic(), note
         if stalled_s:
@@ -121,8 +129,9 @@ class Shown:
             get_run_logger().info("%s: goes on at %s after %s", self.stage, f"{done:,}", was)
         self.stalled_s = stalled_s
         self.bar(done, total, ", ".join(part for part in (note, detail) if part))
-        self.pace.update(done, total, note, detail, stalled_s > 0)
-        self.artifact.update(self.pace, stalled_s > 0)
+        stands = stalled_s > 0 or not is_at_work
+        self.pace.update(done, total, note, detail, stands)
+        self.artifact.update(self.pace, stands)
         if time.monotonic() - self.logged >= LOG_INTERVAL_S:
             self.logged = time.monotonic()
             get_run_logger().info("%s: %s", self.stage, str(self.pace))
@@ -146,6 +155,14 @@ class Shown:
             self.silence_s = seconds
         elif not seconds:
             self.silence_s = 0.0
+
+    def leave(self, error: BaseException) -> None:
+        """Have the artifact promise no end of a stage that is left by an error before its own."""
+        word = error.kind if isinstance(error, Withdrawn) else "failed"
+        if word == "superseded":
+            return  # another process shows it by now
+        self.pace.stop()
+        self.artifact.finish(f"{self.pace} · {word}", self.pace.percent)
 
     def result(
         self, summary: str, details: Details, effect: Effect = "changed", mark: str = "✓"
@@ -172,7 +189,11 @@ def shown(stage: str) -> Iterator[Shown]:
             yield running
         except Killed as killed:  # whose message begins with the name of the child's function
             how = str(killed).partition(" ")[2].replace("SIGKILL", "SIGKILL (is memory short?)", 1)
+            running.leave(killed)
             raise Killed(f"{stage} {how}") from None
+        except Exception as error:
+            running.leave(error)
+            raise
         running.artifact.finish(running.summary)
     _journal.under_way = None
 
@@ -298,12 +319,12 @@ class _ProgressArtifact:
             if self._is_free():
                 self._write()
 
-    def finish(self, text: str) -> None:
+    def finish(self, text: str, percent: float = 100.0) -> None:
         if self._request is not None:
             wait([self._request], control.TIMEOUT_S)
             self._take_answer()
         if self.id is not None:
-            best_effort(update_progress_artifact, self.id, 100.0, description=text)
+            best_effort(update_progress_artifact, self.id, percent, description=text)
 
     def _is_free(self) -> bool:
         """Whether another request may be made: none is under way, and the server is not left alone."""

@@ -19,7 +19,7 @@ from tasks.runs import metrics, record
 from tasks.runs.data import version_path
 from tasks.runs.folder import RunFolder
 from tasks.runs.run_findings import findings_of
-from tasks.stage import Effect, StageResult, artifact_key, best_effort, shown
+from tasks.stage import Effect, Shown, StageResult, artifact_key, best_effort, shown
 from tasks.supervision import launch
 from tasks.supervision.beforehand import doubts
 from tasks.supervision.launch import Started
@@ -47,12 +47,7 @@ def train(run: RunFolder, begun: Started | None = None) -> StageResult[TrainedRu
 
         def progress(status: RunStatus) -> None:
             news.report(status)
-            if status.state == "queued" and status.reason:
-                stage.progress(0, 0, "; ".join(filter(None, (status.silence, status.reason))))
-                return
-            loss = status.silence or ("" if status.loss is None else f"loss {number(status.loss)}")
-            stage.silent(status.silent_s, "none" if status.phase is None else status.phase.phase)
-            stage.progress(status.step, status.steps, "steps", loss, status.stalled_s, news.cause)
+            show_progress(stage, status, news.cause)
 
         if skipped := left_out(run):
             screen.warn(skipped)
@@ -76,6 +71,22 @@ def train(run: RunFolder, begun: Started | None = None) -> StageResult[TrainedRu
         how = "adopted; " if adopted else "up to date: " if started.is_up_to_date else ""
         effect: Effect = "adopted" if adopted else "unchanged" if started.is_up_to_date else "changed"
         return stage.result(how + summary, TrainedRun(run.path, started.changes), effect)
+
+
+def show_progress(stage: Shown, status: RunStatus, cause: str) -> None:
+    """Show where the training stands; `cause` is why it stands still, if it does. Only ranks that are at work
+    have a rate and a remaining time."""
+    state = status.condition.state
+    if state == "queued" and status.reason:
+        stage.progress(0, 0, "; ".join(filter(None, (status.silence, status.reason))))
+        return
+    loss = status.silence or ("" if status.loss is None else f"loss {number(status.loss)}")
+    stage.silent(status.silent_s, "none" if status.phase is None else status.phase.phase)
+    # A stall shows for how long; everything else but work shows its word.
+    idle = "" if state in ("running", "stalled") else state
+    detail = " · ".join(filter(None, (loss, idle)))
+    is_at_work = status.is_training
+    stage.progress(status.step, status.steps, "steps", detail, status.stalled_s, cause, is_at_work)
 
 
 class _TrainingNews:

@@ -25,11 +25,10 @@ from tasks.core.units import counted, duration, number, percent, shorten, size
 if TYPE_CHECKING:
     from tasks.core.findings import Finding
     from tasks.supervision.overview import DatasetOverview
-    from tasks.supervision.status import EvaluationStatus, RunStatus
+    from tasks.supervision.status import RunStatus
 
 SHOWN = 5
 """At most this many waiting evaluations are listed for a run."""
-RESUME = "start it again, it resumes: "
 EVERY_S = 2.0
 CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 """What a terminal clears its screen and what it has scrolled away by."""
@@ -153,15 +152,7 @@ def _revive(found: Sequence[RunStatus]) -> dict[str, str]:
 
 
 def _needs_you(one: RunStatus) -> bool:
-    if one.is_dismissed:
-        return False
-    return one.is_abandoned or one.state in ("failed", "stalled") or bool(_lost(one))
-
-
-def where_of(one: RunStatus, of: str = "/") -> str:
-    """Return the step, and the last one where it is known: a followed folder may not name it."""
-    is_open = one.followed is not None and one.state != "succeeded" and one.steps <= one.step
-    return f"{one.step:,}" if is_open else f"{one.step:,}{of}{one.steps:,}"
+    return one.condition.needs_person and not one.is_dismissed
 
 
 def _state_lines(one: RunStatus) -> Iterator[str]:
@@ -172,15 +163,14 @@ def _state_lines(one: RunStatus) -> Iterator[str]:
     stopped = f", evaluations cancelled: {one.stopped}" if one.stopped is not None else ""
     dismissed = ", dismissed" if one.is_dismissed else ""
     facts = [
-        where_of(one),
+        one.condition.where(),
         "" if one.loss is None else f"loss {one.loss:.3f}",
         *_pace(one),
         _evaluations(one),
         "" if one.best is None else f"best {one.best}",
         replaced,
     ]
-    state = "following" if one.followed is not None and one.state == "running" else one.state
-    yield f"{mark} {one.run.name}  {state}{stopped}{dismissed}  {'  '.join(filter(None, facts))}"
+    yield f"{mark} {one.run.name}  {one.condition.word}{stopped}{dismissed}  {'  '.join(filter(None, facts))}"
     if one.reason and (one.state in ("queued", "running") or one.agent_is_alive):
         yield f"    {one.reason}"
     if one.silence:
@@ -224,34 +214,25 @@ def _evaluations(one: RunStatus) -> str:
 
 
 def _need_lines(one: RunStatus) -> Iterator[str]:
-    from tasks.runs.plan import command_to_resume
-
-    if one.is_abandoned:
-        yield f"✗ {one.run.name}  was {one.state}, but its agent is gone at step {where_of(one, ' of ')}"
-        yield f"    {RESUME}{command_to_resume(one.run)}"
-    elif one.state == "stalled":
-        yield f"✗ {one.run.name}  {shorten(one.reason)}"
-        yield f"    tarmac doctor --run {one.run.handle} | tarmac cancel {one.run.handle}"
-    elif one.state == "failed":
-        yield f"✗ {one.run.name}  failed at step {where_of(one, ' of ')}: {shorten(one.reason)}"
+    condition, handle = one.condition, one.run.handle
+    where = (
+        f"{one.run.name}  {condition.state} at step {condition.where(' of ')}: {shorten(condition.reason)}"
+    )
+    if condition.state == "stalled":
+        yield f"✗ {where}"
+        yield f"    {condition.next_command} | tarmac cancel {handle}"
+    elif condition.state == "failed":
+        yield f"✗ {where}"
         yield f"    log {one.log}"
-        yield f"    once that is mended, it resumes: {command_to_resume(one.run)}"
-        yield f"    or take it off this list: tarmac forget {one.run.handle} --dismiss"
-    for missing in _lost(one):
+        mended = "start it again" if condition.is_abandoned else "once that is mended"
+        yield f"    {mended}, it resumes: {condition.next_command}"
+        yield f"    or take it off this list: tarmac forget {handle} --dismiss"
+    elif condition.next_command is not None:
+        yield f"  {where}"
+        yield f"    it resumes: {condition.next_command}"
+    for missing in condition.lost:
         yield f"✗ {one.run.name}  evaluation without a result: {shorten(str(missing))}"
-        yield f"    tarmac evaluate {one.run.handle} --step {missing.step} --task {missing.task}"
-
-
-def _lost(one: RunStatus) -> list[EvaluationStatus]:
-    """Return the evaluations without a result that had their chance: their tries are used up, or the training
-    succeeded. An evaluation that a person cancelled with its run does not count."""
-    by_person = one.state == "cancelled" and one.signal is None
-    return [
-        missing
-        for missing in one.evaluations_missing
-        if missing.state in ("failed", "lost")
-        or (not by_person and one.stopped is None and (missing.entry is not None or one.state == "succeeded"))
-    ]
+        yield f"    {missing.command(one.run)}"
 
 
 def _dataset_lines(one: DatasetOverview) -> Iterator[str]:
@@ -277,16 +258,14 @@ def _dataset_lines(one: DatasetOverview) -> Iterator[str]:
 
 
 def _row(one: RunStatus, revived: str | None) -> dict[str, Any]:
-    from tasks.runs.plan import command_to_resume
-
-    gone = f"its agent is gone; {RESUME}{command_to_resume(one.run)}" if one.is_abandoned else None
-    goodput = one.goodput
+    condition, goodput = one.condition, one.goodput
     return {
         "run": one.run.name,
         "id": one.run.id,
-        "state": "failed" if one.is_abandoned else one.state,
-        "reason": gone or one.reason,
+        "state": condition.state,
+        "reason": condition.reason if one.is_abandoned else one.reason,
         "needs_you": _needs_you(one),
+        "next": condition.commands,
         "dismissed": one.is_dismissed,
         "revived": revived,
         "evaluations_cancelled": one.stopped,
@@ -304,6 +283,7 @@ def _row(one: RunStatus, revived: str | None) -> dict[str, Any]:
         "doubts": [finding.code for finding in one.doubts],
         "evaluations": len(one.evaluations),
         "evaluations_done": one.evaluations_done,
+        "evaluations_lost": [{"step": lost.step, "task": lost.task} for lost in condition.lost],
         "evaluations_by_state": dict(Counter(each.state for each in one.evaluations)),
         "evaluations_waiting": [
             {"step": waiting.step, "task": waiting.task, "reason": waiting.waiting}

@@ -53,6 +53,10 @@ class Pace:
         while len(self._seen) > 2 and now - self._seen[1][0] > WINDOW_S:
             self._seen.popleft()
 
+    def stop(self) -> None:
+        """Show neither rate nor remaining time any more, as the stage is left before its end."""
+        self._is_stalled = True
+
     @property
     def percent(self) -> float:
         """0 to 100; 0 where the total is not known."""

@@ -17,12 +17,22 @@ from tasks.core.files import blake3_file, digest, read_lines
 from tasks.core.schema import Config
 from tasks.evaluation import results
 from tasks.evaluation.best import BestCheckpoint, standing
+from tasks.evaluation.condition import (
+    EvaluationStatus,
+    RunCondition,
+    entry_of,
+    standing_step,
+    still_wanted,
+)
+from tasks.evaluation.expected import WantedEvaluation, wanted_of
 from tasks.evaluation.results import EvaluationResult
 from tasks.loader.settings import LoaderSettings, read_settings
-from tasks.runs import ledger, metrics, record
+from tasks.runs import ledger, metrics, phases, record
 from tasks.runs.folder import RunFolder
 from tasks.runs.followed import ORIGIN, Origin, origins_of
 from tasks.runs.goodput import Goodput, goodput_of
+from tasks.runs.jobs import agent_is_alive
+from tasks.runs.phases import Phase
 from tasks.runs.record import RunRecord
 
 Value = TypeVar("Value")
@@ -48,6 +58,10 @@ class RunContents:
     best: BestCheckpoint | None = None
     """The checkpoint that `checkpoints/best` points at."""
     last_checkpoint: int = 0
+    phase: Phase | None = None
+    """What the first rank last reported."""
+    agent_is_alive: bool = True
+    """Whether somebody works on the run, or will once his job has begun."""
     goodput: Goodput | None = None
     origins: Mapping[int, Origin] = field(default_factory=dict)
     """The checkpoints of another trainer that the run has taken, by step."""
@@ -62,6 +76,39 @@ class RunContents:
     @property
     def best_step(self) -> int | None:
         return None if self.best is None else self.best.step
+
+    @property
+    def condition(self) -> RunCondition | None:
+        """What is to be reported about the run, wherever that is; None without its record."""
+        if self.record is None:
+            return None
+        checkpoints = [self.last_checkpoint] if self.last_checkpoint else []
+        none: dict[str, Any] = {}
+        row = next((row for row in reversed(self.rows) if "train/loss" in row), none)
+        step = standing_step(self.record, self.phase, checkpoints, row)
+        steps = self.record.identity.get("steps") if self.follows is None else step
+        return RunCondition(
+            self.run, self.record, self.agent_is_alive, step, int(steps or 0), self._evaluations(self.record)
+        )
+
+    @property
+    def word(self) -> str | None:
+        """The run's state in a word."""
+        return None if self.condition is None else self.condition.word
+
+    def _evaluations(self, known: RunRecord) -> list[EvaluationStatus]:
+        """Where each evaluation stands that the config asks for; without it, each that has had a job."""
+        there = {(result.step, result.task) for result in self.results}
+        if self.config is None:
+            wanted = [WantedEvaluation(one.step, one.task, one.uid) for one in self.ledger.values()]
+        elif self.config.train is None or self.config.train.steps is None:
+            return []
+        else:
+            wanted = wanted_of(self.run.id, self.config, self.origins if self.follows is not None else None)
+        return [
+            EvaluationStatus(want.step, want.task, entry_of(want, self.ledger), want.key in there)
+            for want in still_wanted(wanted, known, self.last_checkpoint)
+        ]
 
     @property
     def private(self) -> bool:
@@ -83,6 +130,7 @@ def collect(run: RunFolder, metrics_too: bool = True) -> RunContents:
             unreadable[str(path.relative_to(run.path))] = first_line(error)
             return None
 
+    alive = attempt(run.record, lambda _: agent_is_alive(run))  # first: what it then wrote is in the rest
     settings = attempt(run.config, config.reload)
     read_results = [attempt(path, _read_result) for path in results.files_of(run)]
     names = [path.name.removeprefix("step_") for path in run.checkpoints.glob("step_*")]
@@ -103,6 +151,8 @@ def collect(run: RunFolder, metrics_too: bool = True) -> RunContents:
         origins=origins_of(run),
         last_checkpoint=max((int(name) for name in names if name.isdecimal()), default=0),
         goodput=attempt(run.attempts, lambda _: goodput_of(run, known)) if known is not None else None,
+        phase=phases.read_phase(run.phase()),
+        agent_is_alive=bool(alive),
         unreadable=unreadable,
     )
 
@@ -119,7 +169,14 @@ def inputs_digest(run: RunFolder) -> str:
     ]
     contents = {str(path.relative_to(run.path)): blake3_file(path) for path in files if path.is_file()}
     best = run.best.resolve().name if run.best.exists() else None
-    return digest({"files": contents, "best": best})
+    return digest({"files": contents, "best": best, **({"abandoned": True} if _is_abandoned(run) else {})})
+
+
+def _is_abandoned(run: RunFolder) -> bool:
+    try:
+        return record.load_record(run).is_abandoned(agent_is_alive(run))
+    except TarmacError:
+        return False
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

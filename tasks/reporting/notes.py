@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tasks.core.units import counted
-from tasks.evaluation.expected import expected_of
 from tasks.reporting.evidence import RunContents
 from tasks.runs.data import version_path
-from tasks.runs.ledger import LedgerEntry
 
 Tone = Literal["bad", "warn", ""]
 SIGNS: Mapping[Tone, str] = {"bad": "✗", "warn": "!", "": "·"}
@@ -66,18 +64,21 @@ def _state(evidence: RunContents) -> Iterator[Note]:
         if "run.json" not in evidence.unreadable:
             yield Note("bad", "The run's record is missing", ("run.json identifies the run.",))
         return
-    reason = _free_text(record.reason, evidence, "run.json")
-    logs = f"Logs: attempts/{max(record.trained, 1)}/logs. The same command again resumes the run."
-    if record.state in ("failed", "stalled"):
-        yield Note(
-            "bad", f"The run {'failed' if record.state == 'failed' else 'is stalled'}", (*reason, logs)
-        )
+    condition = evidence.condition
+    assert condition is not None  # there is a record
+    reason = (
+        (condition.reason,) if condition.is_abandoned else _free_text(record.reason, evidence, "run.json")
+    )
+    lines = (*reason, f"Logs: attempts/{max(record.trained, 1)}/logs.")
+    if condition.has_failed:
+        kind = f"The run {'failed' if condition.state == 'failed' else 'is stalled'}"
+        yield Note("bad", kind, lines, condition.next_command)
     elif record.stopped_early:
         yield Note("", "The training was stopped early by a rule", reason)
-    elif record.state == "cancelled":
-        yield Note("warn", "The run was cancelled before its last step", (*reason, logs))
-    elif record.state != "succeeded":
-        yield Note("", f"The run is not over: {record.state}", ("This page shows its progress.",))
+    elif condition.state == "cancelled":
+        yield Note("warn", "The run was cancelled before its last step", lines, condition.next_command)
+    elif condition.state != "succeeded":
+        yield Note("", f"The run is not over: {condition.word}", ("This page shows its progress.",))
 
 
 def _followed(evidence: RunContents) -> Iterator[Note]:
@@ -125,40 +126,30 @@ def _replaced(evidence: RunContents) -> Iterator[Note]:
 def _evaluations(evidence: RunContents) -> Iterator[Note]:
     """Note every evaluation without a result, or with only one from before it was requested again, with the
     reason in the ledger."""
-    there = {(result.step, result.task) for result in evidence.results}
-    in_vain = {key for key, entry in evidence.ledger.items() if entry.state in ("failed", "lost")}
-    to_come: list[str] = []
-    config = evidence.config
-    is_planned = config is not None and config.train is not None and config.train.steps is not None
-    is_early = evidence.record is not None and evidence.record.stopped_early
-    wanted = expected_of(evidence.run, config) if config is not None and is_planned else []
-    for key in sorted(({*wanted, *evidence.ledger} - there) | in_vain):
-        step, task = key
-        if is_early and step > evidence.last_checkpoint:
-            continue
-        entry = evidence.ledger.get(key)
-        where = f"{task} at step {step:,}"
-        command = f"tarmac evaluate {evidence.run.handle} --step {step} --task {task}"
-        if entry is not None and entry.is_final:
-            how = "failed" if entry.state == "failed" else "lost"
-            reason = _free_text(_lost(entry), evidence, "ledger.jsonl")
+    condition = evidence.condition
+    if condition is None:
+        return
+    lost, to_come = condition.lost, []
+    for one in condition.evaluations:
+        where, command = f"{one.task} at step {one.step:,}", one.command(evidence.run)
+        if one in lost:
+            how = "failed" if one.state == "failed" else "lost"
+            reason = _free_text(one.reason, evidence, "ledger.jsonl")
             yield Note("bad", f"Evaluation {how}: {where}", reason, command)
-        elif entry is not None:
-            yield Note("", f"Evaluation under way: {where}", (f"Its job is {entry.state}.",))
-        elif step <= evidence.last_checkpoint:
-            yield Note("warn", f"Evaluation not started: {where}", command=command)
-        else:
+        elif one.state in ("submitted", "running") and evidence.agent_is_alive:
+            yield Note("", f"Evaluation under way: {where}", (f"Its job is {one.state}.",))
+        elif not one.is_done and one.step <= evidence.last_checkpoint:
+            yield Note(
+                "warn",
+                f"Evaluation not {'started' if one.entry is None else 'finished'}: {where}",
+                command=command,
+            )
+        elif not one.is_done:
             to_come.append(where)
     if to_come:
         named = ", ".join([*to_come[:MOST_NAMED], *(["…"] if len(to_come) > MOST_NAMED else [])])
         kind = f"{counted(len(to_come), 'evaluation')} to come"
         yield Note("", kind, (f"Training has not reached {named}",))
-
-
-def _lost(entry: LedgerEntry) -> str:
-    if entry.state == "done":
-        return "The ledger says done, but the result file is missing or cannot be read."
-    return entry.reason or "No reason was recorded."
 
 
 def _missing(evidence: RunContents) -> Iterator[Note]:

@@ -53,7 +53,7 @@ def compose(evidence: RunContents, inputs: str, written: float) -> str:
         "reporting/report.html",
         inputs=inputs,
         written=written,
-        run=portrait(evidence.run, record, evidence.origins),
+        run=portrait(evidence.run, record, evidence.origins, evidence.word),
         private=evidence.private,
         headline=first,
         training=summarize(evidence.rows),

@@ -55,10 +55,13 @@ class Portrait:
 
 
 def portrait(
-    run: RunFolder, record: RunRecord | None, origins: Mapping[int, Origin] | None = None
+    run: RunFolder,
+    record: RunRecord | None,
+    origins: Mapping[int, Origin] | None = None,
+    state: str | None = None,
 ) -> Portrait:
-    """Describe a run, and which checkpoints of another trainer it has taken, by step; without its record
-    only its folder's name is known."""
+    """Describe a run in the given `state`, by default that of its record, and which checkpoints of another
+    trainer it has taken, by step; without its record only its folder's name is known."""
     if record is None:
         return Portrait(run.id, run.name, run.name)
     last = record.attempts[-1] if record.attempts else None
@@ -67,7 +70,7 @@ def portrait(
         id=record.id,
         name=record.name,
         folder=run.name,
-        state=record.state,
+        state=state or record.state,
         summary=_summary(record),
         steps=steps if isinstance(steps, int) else None,
         facts=_facts(record, origins or {}),

@@ -63,19 +63,21 @@ def of_dataset(config: Config, built: BuildResult | None, failure: str | None) -
 
 
 def _head(evidence: RunContents, failure: str | None) -> Iterator[str]:
-    who = portrait(evidence.run, evidence.record)
+    condition = evidence.condition
+    who = portrait(evidence.run, evidence.record, state=evidence.word)
     first = headline_of(evidence.results, evidence.config, evidence.best_step)
     yield from (f"# {who.sign} {evidence.run.name}", "")
     if first is not None:
         yield from (f"**{first}**", "")
-    yield from (f"{who.state}; {who.summary}", "")
+    at = "" if condition is None else f" at step {condition.where(' of ')}"
+    yield from (f"{who.state}{at}; {who.summary}", "")
     if evidence.goodput is not None:
         yield from (str(evidence.goodput).capitalize(), "")
     yield from _failure(failure)
     grave = [note for note in notes(evidence) if note.tone]
     for note in grave[:MOST_REASONS]:
         command = f" (`{note.command}`)" if note.command else ""
-        yield f"- {note.sign} {note.kind}: {' '.join(note.lines)}{command}".replace(": (", " (")
+        yield f"- {note.sign} {note.kind}: {'; '.join(note.lines)}{command}".replace(": (", " (")
     yield ""
 
 

@@ -22,6 +22,7 @@ from tasks.core.files import read_json, write_atomic, write_json
 from tasks.core.lock import Lease, holder_of
 from tasks.core.schema import Config
 from tasks.evaluation import results
+from tasks.evaluation.expected import WantedEvaluation, wanted_of
 from tasks.runs import jobs, ledger, metrics
 from tasks.runs.checkpoints import SETTLED_NS, CheckpointListing
 from tasks.runs.folder import RunFolder
@@ -38,12 +39,10 @@ from tasks.supervision.evaluations import (
     Pause,
     Submit,
     Training,
-    WantedEvaluation,
     hold_of,
     next_actions,
     reopened,
     unfinished,
-    wanted_of,
 )
 from tasks.supervision.result_files import UnusableResults, result_of
 

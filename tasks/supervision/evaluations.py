@@ -13,11 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tasks.core.files import digest
-from tasks.core.schema import Config
-from tasks.evaluation import results
-from tasks.evaluation.expected import expected
-from tasks.runs.followed import Origin
+from tasks.evaluation.expected import WantedEvaluation
 from tasks.runs.ledger import EvaluationState, Key, LedgerEntry
 
 TRIES = 3
@@ -30,19 +26,6 @@ LOG = re.compile(r" \(log: \S+\)$")
 """The end of a reason, which names the log of one try."""
 Training = Literal["going", "complete", "broken"]
 """`broken`: it ended before its last step, so checkpoints that are not there are not expected now."""
-
-
-@dataclass(frozen=True)
-class WantedEvaluation:
-    """One evaluation that the config asks for; `uid` is the digest of checkpoint, task and arguments."""
-
-    step: int
-    task: str
-    uid: str
-
-    @property
-    def key(self) -> Key:
-        return self.step, self.task
 
 
 @dataclass(frozen=True)
@@ -109,25 +92,6 @@ class Pause:
     wanted: WantedEvaluation
     cause: str
     reason: str
-
-
-def wanted_of(
-    run_id: str, config: Config, origins: Mapping[int, Origin] | None = None
-) -> list[WantedEvaluation]:
-    """Return every evaluation the config asks for. A step of a run names one checkpoint, as runs are exact;
-    one of another trainer may be written again, so there its origin counts too."""
-    if config.evaluate is None:
-        return []
-    tasks = {task.name: task for task in config.evaluate.tasks}
-    content = {step: [origin.digest] for step, origin in (origins or {}).items()}
-    return [
-        WantedEvaluation(
-            step, name, digest([run_id, step, task.model_dump(mode="json"), version, *content.get(step, [])])
-        )
-        for step, name in expected(config, None if origins is None else sorted(origins))
-        for task in [tasks[name]]
-        for version in [results.version_of(task.kind)]
-    ]
 
 
 def next_actions(

@@ -20,6 +20,14 @@ from tasks.core.findings import Finding
 from tasks.core.lock import holder_of
 from tasks.core.schema import Config
 from tasks.evaluation.best import BestCheckpoint, is_due, standing
+from tasks.evaluation.condition import (
+    EvaluationStatus,
+    RunCondition,
+    entry_of,
+    standing_step,
+    still_wanted,
+)
+from tasks.evaluation.expected import WantedEvaluation, wanted_of
 from tasks.runs import ledger, metrics, phases, record
 from tasks.runs.checkpoints import CheckpointListing
 from tasks.runs.folder import RunFolder, list_runs
@@ -30,7 +38,6 @@ from tasks.runs.ledger import LedgerEntry
 from tasks.runs.phases import Phase
 from tasks.runs.record import OVER, RunRecord, State
 from tasks.runs.run_findings import doubts_about
-from tasks.supervision.evaluations import WantedEvaluation, wanted_of
 from tasks.supervision.result_files import once_per_version, result_of
 
 LONGEST_PAUSE_S = 2.0
@@ -38,32 +45,6 @@ SLURM_AGE_S = 60.0
 """For how long an answer of Slurm shows that it is there."""
 SILENT_S = 60.0
 """A training that has logged nothing for longer is reported as silent."""
-
-
-@dataclass(frozen=True)
-class EvaluationStatus:
-    """One evaluation that the config asks for: its last ledger entry, None before its first job."""
-
-    step: int
-    task: str
-    entry: LedgerEntry | None
-    has_result: bool
-    waiting: str = ""
-    """Why its job does not run yet: Slurm's reason, or when it is tried again; empty where none waits."""
-
-    @property
-    def state(self) -> str:
-        """`pending`, or a state of the ledger."""
-        return "pending" if self.entry is None else self.entry.state
-
-    def __str__(self) -> str:
-        """`step 200 zero_shot: why it has no result`."""
-        reason = "no job of it was started" if self.entry is None else self.entry.reason
-        return f"step {self.step} {self.task}: {reason or f'it was {self.state}, and its job is gone'}"
-
-    @property
-    def is_done(self) -> bool:
-        return self.state == "done" and self.has_result
 
 
 @dataclass(frozen=True)
@@ -94,6 +75,8 @@ class RunStatus:
     """A note that the agent waits in Slurm's queue, and why in Slurm's words; empty where it does not."""
     followed: Followed | None = None
     """What the run follows; None where it trains."""
+    is_reported: bool = True
+    """Whether the training has given a sign of life since its record was last written."""
     quiet_s: float = 0.0
     """How long nothing new has come in the folder that it follows, where that is long; else 0."""
 
@@ -106,10 +89,16 @@ class RunStatus:
         return "; ".join(filter(None, (self.queue, self.record.reason)))
 
     @property
+    def condition(self) -> RunCondition:
+        """What is to be reported about it, wherever that is."""
+        return RunCondition(
+            self.run, self.record, self.agent_is_alive, self.step, self.steps, self.evaluations
+        )
+
+    @property
     def stopped(self) -> str | None:
         """Why the last agent left before the evaluations were final; None where it did not, or one works."""
-        attempts = self.record.attempts
-        return attempts[-1].stopped if attempts and not self.agent_is_alive else None
+        return self.condition.stopped
 
     @property
     def signal(self) -> str | None:
@@ -123,7 +112,7 @@ class RunStatus:
     @property
     def is_abandoned(self) -> bool:
         """Whether it should be running but nobody works on it: its agent was killed."""
-        return self.record.is_abandoned(self.agent_is_alive)
+        return self.condition.is_abandoned
 
     @property
     def agent_has_left(self) -> bool:
@@ -143,8 +132,11 @@ class RunStatus:
 
     @property
     def is_training(self) -> bool:
-        """Whether ranks are at work and give signs of life."""
-        return self.agent_is_alive and self.state == "running" and self.row != {} and not self.silent_s
+        """Whether ranks are past their first batch and have given signs of life since the agent last changed
+        the run's state: the rows of a training before that do not say how this one goes on."""
+        is_at_work = self.agent_is_alive and self.state == "running" and self.row != {}
+        steps = self.phase is not None and self.phase.phase in ("step", "validate", "checkpoint")
+        return is_at_work and steps and self.is_reported and not self.silent_s
 
     @property
     def left_s(self) -> float | None:
@@ -183,12 +175,7 @@ class RunStatus:
     @property
     def evaluations_missing(self) -> list[EvaluationStatus]:
         """Evaluations that have no result though training is over, or whose tries are used up."""
-        is_over = self.training_is_over and not self.agent_is_alive
-        return [
-            evaluation
-            for evaluation in self.evaluations
-            if not evaluation.is_done and (is_over or evaluation.state in ("failed", "lost"))
-        ]
+        return self.condition.missing
 
     @property
     def is_complete(self) -> bool:
@@ -229,16 +216,17 @@ def look_at_run(run: RunFolder) -> RunStatus:
     return RunStatus(
         run=run,
         record=state,
-        step=_standing(state, phase, checkpoints, row) if followed is None else max(checkpoints, default=0),
+        step=standing_step(state, phase, checkpoints, row),
         steps=int(state.identity["steps"] if followed is None else news.last or max(checkpoints, default=0)),
         row=row,
         phase=phase,
         evaluations=[
-            _evaluation(run, want, entries.get(want.key), alive)
-            for want in (
-                _wanted(run.config) if origins is None else wanted_of(run.id, _parsed(run.config), origins)
+            _evaluation(run, want, entry_of(want, entries), alive)
+            for want in still_wanted(
+                _wanted(run.config) if origins is None else wanted_of(run.id, config, origins),
+                state,
+                max(checkpoints, default=0),
             )
-            if not state.stopped_early or want.step <= max(checkpoints, default=0)
         ],
         checkpoints=checkpoints,
         agent_is_alive=alive,
@@ -249,6 +237,7 @@ def look_at_run(run: RunFolder) -> RunStatus:
         silence=_silence(config, state) if alive else "",
         queue=_waiting(run, state) if alive else "",
         followed=followed,
+        is_reported=_is_newer(run.phase(), run.record),
         quiet_s=news.quiet_s if alive and state.state == "running" else 0.0,
     )
 
@@ -306,6 +295,13 @@ def _silent_s(run: RunFolder, state: RunRecord) -> float:
     return silent_s if silent_s > SILENT_S else 0.0
 
 
+def _is_newer(path: Path, than: Path) -> bool:
+    try:
+        return path.stat().st_mtime >= than.stat().st_mtime
+    except OSError:
+        return False
+
+
 def config_of(run: RunFolder) -> Config:
     """Return the run's own config; DataError when it is missing."""
     if not run.config.exists():
@@ -313,28 +309,15 @@ def config_of(run: RunFolder) -> Config:
     return _parsed(run.config)
 
 
-def _standing(
-    state: RunRecord, phase: Phase | None, checkpoints: Sequence[int], row: Mapping[str, object]
-) -> int:
-    """The step of the newest training. Rows of an earlier one, which was killed, may lie ahead of that."""
-    if state.state == "succeeded":
-        return int(state.identity["steps"])
-    if phase is None:
-        step = row.get("train/step", 0)
-        return int(step) if isinstance(step, int | float) else 0
-    return max(checkpoints, default=0) if phase.phase == "start" else phase.step
-
-
 def _evaluation(
     run: RunFolder, want: WantedEvaluation, entry: LedgerEntry | None, alive: bool
 ) -> EvaluationStatus:
-    current = entry if entry is not None and entry.uid == want.uid else None
     waiting = ""
-    if current is not None and current.state == "submitted" and alive:
-        job = job_in(run, current.job)
-        waiting = current.reason if job is None or job.slurm is None else job.slurm.waiting
+    if entry is not None and entry.state == "submitted" and alive:
+        job = job_in(run, entry.job)
+        waiting = entry.reason if job is None or job.slurm is None else job.slurm.waiting
     has_result = result_of(run.evaluation(*want.key)) is not None
-    return EvaluationStatus(want.step, want.task, current, has_result, waiting)
+    return EvaluationStatus(want.step, want.task, entry, has_result, waiting)
 
 
 _listing = lru_cache(maxsize=64)(CheckpointListing)

@@ -16,11 +16,13 @@ from tasks.dataset.building.builder import build
 from tasks.dataset.manifest import read_manifest
 from tasks.dataset.versions import publish
 from tasks.evaluation import results
+from tasks.evaluation.expected import wanted_of
 from tasks.evaluation.results import EvaluationResult, Prediction
 from tasks.loader.indexed import IndexedReader
 from tasks.loader.settings import LoaderSettings, Measurement, write_settings
-from tasks.runs import record
+from tasks.runs import ledger, record
 from tasks.runs.folder import RunFolder
+from tasks.runs.ledger import LedgerEntry
 from tasks.runs.metrics import MetricsWriter, make_row
 from tasks.runs.plan import plan
 from tasks.runs.record import Attempt
@@ -95,6 +97,10 @@ def finished_run(folder: Path, captions: list[str] | None = None, **dataset: Any
     for step, accuracy in ((200, 0.85), (400, 0.93), (600, 0.957)):
         run.checkpoint(step).mkdir(parents=True)
         write_evaluation(run, version, step, accuracy)
+    for want in wanted_of(run.id, configs.reload(run.config)):
+        ledger.append(
+            run.ledger, LedgerEntry(want.uid, want.step, want.task, "done", None, 1, 1_763_630_760.0)
+        )
     link_atomic(run.best, run.checkpoint(600).name)
     attempt = Attempt(
         started=1_763_630_700.0,

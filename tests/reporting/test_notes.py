@@ -1,13 +1,15 @@
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tasks.core.schema import Config
+from tasks.evaluation.expected import wanted_of
 from tasks.reporting.evidence import RunContents
 from tasks.reporting.notes import Note, notes
 from tasks.runs.folder import RunFolder
-from tasks.runs.ledger import LedgerEntry
+from tasks.runs.ledger import EvaluationState, LedgerEntry
 from tasks.runs.record import Attempt, RunRecord, State
 from tests.reporting.finished_run import make_config
 from tests.reporting.test_scores import result
@@ -28,12 +30,20 @@ def evidence(config: Config | None, state: State = "running", **changes: object)
     state_record = RunRecord(
         id=RUN.id, name="digits-clip", identity={}, data=[], state=state, reason="because"
     )
-    values = {"rows": [{}], "results": [result(200, 0.9)], **changes}
+    values: dict[str, Any] = {"rows": [{}], "results": [result(200, 0.9)], **changes}
+    has_steps = config is not None and config.train is not None and config.train.steps is not None
+    done = [entry_of(config, one.step, "done") for one in values["results"] if has_steps]
+    values["ledger"] = {**{one.key: one for one in done}, **values.get("ledger", {})}
     return RunContents(RUN, state_record, config, **values)  # type: ignore[arg-type]
 
 
+def entry_of(config: Config, step: int, state: EvaluationState) -> LedgerEntry:
+    [uid] = [want.uid for want in wanted_of(RUN.id, config) if want.step == step]
+    return LedgerEntry(uid, step, "zero_shot", state, None, 1, 0.0)
+
+
 def test_each_evaluation_without_a_result_is_told_by_where_it_stands(config: Config) -> None:
-    entry = LedgerEntry("u", 400, "zero_shot", "submitted", None, 1, 0.0)
+    entry = entry_of(config, 400, "submitted")
     found = kinds(evidence(config, ledger={entry.key: entry}, last_checkpoint=400))
     assert "Evaluation under way: zero_shot at step 400" in found
     assert "1 evaluation to come" in found
@@ -42,9 +52,10 @@ def test_each_evaluation_without_a_result_is_told_by_where_it_stands(config: Con
 
 
 def test_done_without_a_result_counts_as_lost(config: Config) -> None:
-    entry = LedgerEntry("u", 400, "zero_shot", "done", None, 1, 0.0)
-    (note,) = [note for note in notes(evidence(config, ledger={entry.key: entry})) if "lost" in note.kind]
-    assert note.tone == "bad" and "The ledger says done" in note.lines[0]
+    entry = entry_of(config, 400, "done")
+    over = evidence(config, "succeeded", ledger={entry.key: entry}, agent_is_alive=False)
+    (note,) = [note for note in notes(over) if "lost" in note.kind and "400" in note.kind]
+    assert note.tone == "bad" and "its result file is missing" in note.lines[0]
 
 
 REPLACED = [

@@ -14,12 +14,14 @@ from PIL import Image
 
 from tasks.core import config as configs
 from tasks.core.files import link_atomic, write_atomic, write_json
+from tasks.core.lock import Lease
 from tasks.core.quarantine_file import Quarantined, to_text
 from tasks.core.schema import Config
 from tasks.core.schema.training import BestMetric
 from tasks.dataset.building.builder import build
 from tasks.dataset.index import read_index
 from tasks.dataset.manifest import read_manifest
+from tasks.evaluation.expected import wanted_of
 from tasks.evaluation.results import Prediction
 from tasks.loader.indexed import IndexedReader
 from tasks.reporting.accounts import read_account
@@ -79,7 +81,8 @@ def make_private(run: RunFolder) -> None:
 
 
 def note_lost(run: RunFolder, step: int, reason: str) -> None:
-    entry = LedgerEntry("u", step, "zero_shot", "lost", None, 3, 1_763_630_760.0, reason=reason)
+    [uid] = [want.uid for want in wanted_of(run.id, configs.reload(run.config)) if want.step == step]
+    entry = LedgerEntry(uid, step, "zero_shot", "lost", None, 3, 1_763_630_760.0, reason=reason)
     ledger.append(run.ledger, entry)
 
 
@@ -200,12 +203,14 @@ def test_a_run_that_goes_on_shows_how_far_it_is(run: RunFolder) -> None:
     run.metrics.unlink()
     write_metrics(run, steps=400)
     write_evaluation(run, version_of(run), 200, 0.85)
-    ledger.append(run.ledger, LedgerEntry("u", 400, "zero_shot", "running", None, 1, 1_763_630_760.0))
+    [uid] = [want.uid for want in wanted_of(run.id, configs.reload(run.config)) if want.step == 400]
+    ledger.append(run.ledger, LedgerEntry(uid, 400, "zero_shot", "running", None, 1, 1_763_630_760.0))
     saved = record.load_record(run)
     ended = saved.attempts[0].model_copy(update={"outcome": None})
     alive = ended.model_copy(update={"ended": None})
     record.save_record(run, saved.having(state="running", attempts=[ended, alive]))
-    text = text_of(run)
+    with Lease(run.lease):
+        text = text_of(run)
     assert re.search(
         r"\b1 2025.* 83.s node7 local 4711 no outcome recorded 2 2025.* – node7 local 4711 not over", text
     )
@@ -252,7 +257,7 @@ def truncate(path: Path) -> None:
         (lambda run: truncate(run.evaluation(400, "zero_shot")), "step_400/zero_shot.json cannot be read", "0.957"),
         (lambda run: truncate(run.predictions(600, "zero_shot")), "No predictions were kept", "0.957"),
         (lambda run: run.best.unlink(), "the last one evaluated", "0.957"),
-        (lambda run: run.ledger.write_bytes(BAD_LEDGER), "Nothing is missing", "0.957"),
+        (lambda run: run.ledger.write_bytes(BAD_LEDGER), "Evaluation lost: zero_shot at step 600", "0.957"),
         (lambda run: run.findings.write_text('{"code": 3}\n[]\n'), "3 (info)", "0.957"),
         (lambda run: shutil.rmtree(version_of(run)), "The data of data cannot be read", "0.957"),
         (lambda run: truncate(version_of(run) / "manifest.json"), "damaged or newer", "0.957"),

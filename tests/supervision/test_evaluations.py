@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks.evaluation.expected import WantedEvaluation, wanted_of
 from tasks.runs.ledger import LedgerEntry
 from tasks.supervision.evaluations import (
     EvaluationEvidence,
@@ -15,12 +16,10 @@ from tasks.supervision.evaluations import (
     Mark,
     Pause,
     Submit,
-    WantedEvaluation,
     hold_of,
     next_actions,
     reopened,
     unfinished,
-    wanted_of,
 )
 from tests.supervision.fakes import make_config
 

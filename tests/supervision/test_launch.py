@@ -18,13 +18,13 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.files import link_atomic, read_json, write_json
 from tasks.core.lock import HEARTBEAT_S, STALE_S, Lease
 from tasks.core.process import Identity
+from tasks.evaluation.expected import wanted_of
 from tasks.runs import ledger, provenance, record
 from tasks.runs.ledger import LedgerEntry
 from tasks.runs.metrics import TRAIN_AXIS, MetricsWriter, make_row
 from tasks.runs.phases import PhaseWriter
 from tasks.runs.record import Attempt
 from tasks.supervision import launch, stopping
-from tasks.supervision.evaluations import wanted_of
 from tasks.supervision.status import config_of, list_status, look_at_run
 from tests.supervision import fakes
 from tests.supervision.fakes import make_run
