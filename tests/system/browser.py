@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import time
@@ -100,6 +101,11 @@ class Page:
     def text(self) -> str:
         """What a person can read on the page."""
         return str(self.evaluate("document.body ? document.body.innerText : ''") or "")
+
+    def picture(self, file: Path) -> None:
+        """Save what the tab shows now as a PNG."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
 
     def click(self, text: str, expecting: str = "", of: str = "body *") -> None:
         """Click on a text and wait until the page says what is expected; click again after a while without

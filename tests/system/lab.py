@@ -164,12 +164,17 @@ class Lab:
     def run_of(self, flow_run: str) -> Path:
         """The folder of the run that it works on, once it is known."""
 
-        def look() -> str | None:
+        def look() -> Path | None:
             self.require_alive(flow_run)
-            label: str | None = self.api.get(f"/flow_runs/{flow_run}")["labels"].get("tarmac.run")
-            return label
+            return self.labelled_run_of(flow_run)
 
-        return Path(until("the run's folder", look, 420))
+        found: Path = until("the run's folder", look, 420)
+        return found
+
+    def labelled_run_of(self, flow_run: str) -> Path | None:
+        """The folder of the run that its label names, also once it is over; None without one."""
+        label: str | None = self.api.get(f"/flow_runs/{flow_run}")["labels"].get("tarmac.run")
+        return None if label is None else Path(label)
 
     def training_of(self, flow_run: str, after: int = 0) -> Path:
         """The folder of its run, once that trains and is past the step `after`."""

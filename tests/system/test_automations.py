@@ -8,9 +8,7 @@ import re
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from tests.services import BIN, Api, until
 from tests.system.conftest import Run
 from tests.system.lab import step_of
 from tests.system.sleeper import sleeper
+from tests.system.webhook import hearing
 
 pytestmark = pytest.mark.system
 
@@ -151,19 +150,10 @@ def test_a_run_whose_folder_is_gone_fails_and_names_it(
 
 
 @pytest.fixture
-def heard(api: Api, run: Run) -> Iterator[list[str]]:
-    """The messages that reach the notification block custom-webhook/team; afterwards no automation sends any."""
-    kind = api.get("/block_types/slug/custom-webhook")["id"]
-    [schema] = api.filter("block_schemas", block_schemas={"block_type_id": {"any_": [kind]}})[:1]
-    with _listening() as (url, heard):
-        data = {"name": "team", "url": url, "method": "POST", "json_data": {"text": "{{subject}} {{body}}"}}
-        body = {"name": "team", "block_type_id": kind, "block_schema_id": schema["id"], "data": data}
-        block = api.ask("POST", "/block_documents/", body).raise_for_status().json()["id"]
+def heard(api: Api) -> Iterator[list[str]]:
+    """The messages that reach the notification block custom-webhook/team."""
+    with hearing(api) as heard:
         yield heard
-    for automation in api.filter("automations"):
-        if any(action.get("block_document_id") == block for action in automation["actions"]):
-            api.ask("DELETE", f"/automations/{automation['id']}").raise_for_status()
-    api.ask("DELETE", f"/block_documents/{block}").raise_for_status()
 
 
 def _automations_of(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
@@ -259,30 +249,6 @@ def _is_rank(process: psutil.Process, folder: Path) -> bool:
 
 def _id_of(folder: Path) -> str:
     return str(json.loads((folder / "run.json").read_text())["id"])
-
-
-class _listening:
-    """A web hook on this machine: its address, and the bodies of what it was sent."""
-
-    def __enter__(self) -> tuple[str, list[str]]:
-        heard: list[str] = []
-
-        class Hook(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                heard.append(self.rfile.read(int(self.headers["Content-Length"])).decode())
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                return
-
-        self.web = ThreadingHTTPServer(("127.0.0.1", 0), Hook)
-        threading.Thread(target=self.web.serve_forever, daemon=True).start()
-        return f"http://127.0.0.1:{self.web.server_port}/", heard
-
-    def __exit__(self, *_: object) -> None:
-        self.web.shutdown()
-        self.web.server_close()
 
 
 @pytest.fixture(scope="module")
