@@ -33,6 +33,7 @@ from prefect.exceptions import Abort, ObjectNotFound, Pause
 from prefect.states import Cancelled, Completed, Crashed, Failed
 from prefect.types import KeyValueLabels
 
+from flows import cancelled
 from flows.starts import RUN_LABEL, due_again, require_progress, run_of
 from tasks import control, guard
 from tasks.core.child import WITHHELD
@@ -43,7 +44,6 @@ from tasks.dataset.building.result import BuildResult
 from tasks.events import TAG
 from tasks.report import Reported
 from tasks.runs import record
-from tasks.runs.checkpoints import list_checkpoints
 from tasks.runs.folder import RunFolder
 from tasks.stage import StageJournal, artifact_key, begin_journal, best_effort, forward_logs
 from tasks.supervision.tracking import gathering
@@ -158,10 +158,13 @@ def _name_flow_run(parts: list[str], tags: list[str]) -> None:
 def stop_training(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
     """End the training and the evaluations that a flow run worked on, with a checkpoint: a hook for Cancel,
     which the worker calls when it has killed the flow's process."""
-    _stop_run_of(flow_run, "was cancelled")
+    run = _stop_run_of(flow_run, "was cancelled")
     with get_client(sync_client=True) as client:
         state = Cancelled(message="Its flow run was cancelled.")
         _close(client, state, {"id": {"any_": [flow_run.id]}}, killed_in=flow_run.run_count)
+        best_effort(cancelled.close_progress, client, flow_run, run)
+        if run is not None:
+            best_effort(cancelled.leave_page, client, flow_run, run)
 
 
 def close_tasks(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
@@ -312,33 +315,28 @@ def _ending(withdrawn: Withdrawn, journal: StageJournal) -> Abort | Pause:
         return Pause(str(withdrawn), state=withdrawn.state)
     if control.withdrawal() is not None:  # otherwise somebody has cancelled the training alone
         _stop_run_of(flow_run, "was cancelled")
-    message = "; ".join(filter(None, (str(withdrawn), _kept())))
+    left = "" if _subject.run is None else cancelled.kept(_subject.run)
+    message = "; ".join(filter(None, (str(withdrawn), left)))
     ending = Abort(message)
     if flow_run is not None:
         state: State = Cancelled(message=message)
         with get_client(sync_client=True) as client, suppress(ObjectNotFound):  # somebody has deleted it
             client.set_flow_run_state(flow_run.id, state)
+            best_effort(cancelled.close_progress, client, flow_run, _subject.run)
             _publish(journal, message, failure=None)
         ending.state = state  # type: ignore[attr-defined]  # which the engine reports
     return ending
 
 
-def _kept() -> str:
-    """Return what is left of the training of a flow run that was cancelled; empty where it had none."""
-    if _subject.run is None:
-        return ""
-    steps = [checkpoint.step for checkpoint in list_checkpoints(_subject.run)]
-    kept = f"its checkpoint of step {max(steps):,} is kept" if steps else "it had no checkpoint yet"
-    return f"{_subject.run.name}: {kept}, and Retry goes on from there" if steps else kept
-
-
-def _stop_run_of(flow_run: FlowRun | None, why: str) -> None:
+def _stop_run_of(flow_run: FlowRun | None, why: str) -> RunFolder | None:
     """Stop the run that the flow run works on, if it works on one yet and has not adopted it from a flow run
-    that goes on."""
+    that goes on; returns the run that was stopped."""
     if flow_run is None or (run := run_of(flow_run)) is None:
-        return
+        return None
     from tasks import ownership  # with numpy, which a build's flow does without
     from tasks.supervision import stopping
 
-    if ownership.other_owner(run, str(flow_run.id)) is None:
-        stopping.end(run, f"flow run {ownership.named(flow_run)} {why}", "page")
+    if ownership.other_owner(run, str(flow_run.id)) is not None:
+        return None
+    stopping.end(run, f"flow run {ownership.named(flow_run)} {why}", "page")
+    return run

@@ -24,7 +24,7 @@ from tasks import control, stage
 from tasks.build import build
 from tasks.core import child, screen
 from tasks.core.child import WITHHELD, Killed
-from tasks.core.errors import DataError
+from tasks.core.errors import DataError, Withdrawn
 from tasks.core.screen import no_progress
 from tasks.dataset.building.result import BuildResult
 from tasks.report import report
@@ -277,6 +277,43 @@ def test_a_stalled_stage_shows_for_how_long_and_no_end_and_logs_when_it_goes_on(
     stalled, *_, goes_on, _ = caplog.messages
     assert stalled == "train: 39/3,000 steps · loss 2.18 · stalled for 90 s: rank.paused"
     assert goes_on == "train: goes on at 40 after 3 min"
+
+
+@pytest.mark.parametrize(
+    ("error", "word"),
+    [(DataError("the loss is not finite"), "failed"), (Withdrawn("cancelled", "by a person"), "cancelled")],
+)
+def test_a_stage_that_is_left_promises_no_end(
+    written: Written, monkeypatch: pytest.MonkeyPatch, error: Exception, word: str
+) -> None:
+    clock = Clock(monkeypatch)
+
+    def fails() -> None:
+        with stage.shown("train") as train:
+            for step in range(40):
+                clock.now += 1
+                train.progress(step, 400, "steps", "loss 2.18")
+            assert written.says.endswith(" left")
+            raise error
+
+    with pytest.raises(type(error)):
+        fails()
+    assert written.says == f"39/400 steps · loss 2.18 · {word}"
+    assert written.percent[-1] == pytest.approx(39 / 4)
+
+
+def test_a_training_that_waits_for_its_restart_promises_no_end(
+    written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    with stage.shown("train") as train:
+        for step in range(40):
+            clock.now += 1
+            train.progress(step, 400, "steps")
+        for _ in range(20):
+            clock.now += 1
+            train.progress(39, 400, "steps", is_at_work=False)
+        assert written.says == "39/400 steps"
 
 
 def test_silence_is_warned_of_when_it_has_doubled(capsys: pytest.CaptureFixture[str]) -> None:
