@@ -175,4 +175,6 @@ def _free_text(text: str, evidence: RunContents, file: str) -> tuple[str, ...]:
 
 
 def _pairs(values: Any) -> str:
-    return ", ".join(f"{key} {value}" for key, value in values.items()) if isinstance(values, dict) else ""
+    if not isinstance(values, dict):
+        return ""
+    return ", ".join(str(value) if key == "what" else f"{key} {value}" for key, value in values.items())

@@ -21,9 +21,9 @@ class Life:
     """One life of the first rank's process: from `began` to `ended` (Unix seconds), from `first_step` to
     `step`.
 
-    `spent` holds its seconds by phase, `data_wait_s` those in which it waited for data between steps, and
-    `stalled` those, by phase, in which its agent saw it stand still. `reason` is how it ended, empty where it
-    reached the end.
+    `spent` holds its seconds by phase, `stalled` those, by phase, in which its agent saw it stand still, and
+    `data_wait_s` those others in which it waited for data between steps. `reason` is how it ended, empty
+    where it reached the end.
     """
 
     pid: int
@@ -56,14 +56,18 @@ def end_life(
     reason: str,
     stalled: Mapping[str, float],
     step: int | None = None,
+    stalled_wait_s: float = 0.0,
 ) -> None:
     """Record that the attempt's present life ended at `ended`, unless that is recorded, or its first rank
-    gave no sign; `step` is how far it came, unless given that of the last sign."""
+    gave no sign; `step` is how far it came, unless given that of the last sign. `stalled_wait_s` is the part
+    of its stalls in which it waited for data, which counts as stalled alone."""
     life = _present(run, attempt, ended)
     if life is None or _is_known(life, recorded_lives(run, attempt)):
         return
     reached = life.step if step is None else step
-    line = {**asdict(life), "step": reached, "reason": reason, "stalled": dict(stalled)}
+    waited_s = round(max(life.data_wait_s - stalled_wait_s, 0.0), 3)
+    ended_so = {"step": reached, "reason": reason, "stalled": dict(stalled), "data_wait_s": waited_s}
+    line = {**asdict(life), **ended_so}
     append_line(run.lives(attempt), json.dumps(line, ensure_ascii=False))
 
 

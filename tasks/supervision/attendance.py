@@ -58,6 +58,8 @@ class Attendance:
         self._is_forced = False
         """Whether the training did not obey in time."""
         self._stalled: dict[str, float] = {}
+        self._stalled_wait_s = 0.0
+        """The part of these stalls in which the first rank waited for data."""
         self._verdict: str | None = None
         """The verdict on a standstill for which the ranks were ended."""
 
@@ -107,7 +109,7 @@ class Attendance:
     def close(self, step: int, reason: str) -> None:
         """Record this life, which came to `step`; `reason` is empty where that is the end."""
         facts = (self._run, self._journal.number, time.time(), reason, self._stalled, step)
-        self._chores.do("lives.jsonl", lambda: lives.end_life(*facts), None)
+        self._chores.do("lives.jsonl", lambda: lives.end_life(*facts, self._stalled_wait_s), None)
 
     def _record_news(self, news: Stalled | GoesOn | None) -> None:
         """Record that the training stands still, and why, or that it goes on."""
@@ -123,6 +125,7 @@ class Attendance:
     def _count_stall(self, news: GoesOn | None) -> None:
         if news is not None:
             self._stalled[news.phase] = self._stalled.get(news.phase, 0.0) + news.stood_s
+            self._stalled_wait_s += news.waited_s
 
     def _record_slow(self, findings: Sequence[Finding]) -> None:
         for finding in findings:

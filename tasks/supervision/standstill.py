@@ -46,10 +46,12 @@ class Stalled:
 
 @dataclass(frozen=True)
 class GoesOn:
-    """A training that stood still for `stood_s` in `phase` has reported progress again."""
+    """A training that stood still for `stood_s` in `phase` has reported progress again; `waited_s` of that
+    it waited for data."""
 
     phase: str
     stood_s: float
+    waited_s: float = 0.0
 
 
 class Standstill:
@@ -99,7 +101,9 @@ class Standstill:
             self._longest[self._last.phase] = max(self._longest.get(self._last.phase, 0.0), silence)
         went_on = None
         if self._last is not None and self._is_stalled:
-            went_on = GoesOn(self._last.phase, newest.at - self._last.at)
+            stood_s = newest.at - self._last.at
+            waited_s = newest.data_wait_s - self._last.data_wait_s if newest.pid == self._last.pid else 0.0
+            went_on = GoesOn(self._last.phase, stood_s, min(waited_s, stood_s))
         self._last, self._is_stalled = newest, False
         return went_on
 

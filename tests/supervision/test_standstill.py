@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tasks.core.files import read_json, read_lines
+from tasks.core.files import read_json, read_lines, write_json
+from tasks.core.process import Identity
 from tasks.diagnosis.run_doctor import examine_run
-from tasks.supervision import launch
+from tasks.runs import lives
+from tasks.runs.phases import Phase
+from tasks.supervision import launch, standstill
+from tasks.supervision.standstill import GoesOn, Stalled, Standstill
 from tasks.supervision.status import look_at_run
 from tests.supervision.conftest import processes_of
 from tests.supervision.fakes import make_run
@@ -41,6 +45,29 @@ def test_a_checkpoint_that_nobody_takes_is_named_and_the_run_goes_on_when_it_is_
     finish(run)
     assert_undisturbed(run)
     assert look_at_run(run).reason == ""
+
+
+def test_the_wait_for_data_within_a_stall_is_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped worker of the loader makes its rank wait: that time is stalled, not also waiting for data."""
+    run, pid = make_run(tmp_path), os.getpid()
+    monkeypatch.setattr(standstill, "LOOK_S", 0.0)
+    watch = Standstill(run, 1)
+
+    def reported(at: float, data_wait_s: float) -> GoesOn | Stalled | None:
+        spent = {"step": at - 1000.0}
+        write_json(run.phase(), vars(Phase("step", 5, 1000.0, at, pid, [], spent, data_wait_s)))
+        return watch.look([pid])
+
+    assert reported(1010.0, 2.0) is None
+    watch._is_stalled = True
+    assert reported(1100.0, 80.0) == GoesOn("step", 90.0, 78.0)
+
+    write_json(run.rank_identity(1), Identity.mine().to_json() | {"started": 1000.0})
+    lives.end_life(run, 1, 1100.0, "", {"step": 90.0}, 9, stalled_wait_s=78.0)
+    (life,) = lives.read_lives(run, 1)
+    assert (life.data_wait_s, life.steps_s) == (2.0, 10.0)
 
 
 def test_a_training_that_stands_still_is_restarted_from_its_newest_checkpoint(tmp_path: Path) -> None:
