@@ -104,6 +104,7 @@ class Attendance:
                 ranks.end()
             duties.keep(not is_stopping)
         self._count_stall(watch.stands)
+        self._stalled_wait_s = self._chores.do("the end of the watch", watch.stalled_wait_s, 0.0)
         return self._observe_end(ends, ranks.first_failed, first, restarts)
 
     def close(self, step: int, reason: str) -> None:
@@ -125,7 +126,6 @@ class Attendance:
     def _count_stall(self, news: GoesOn | None) -> None:
         if news is not None:
             self._stalled[news.phase] = self._stalled.get(news.phase, 0.0) + news.stood_s
-            self._stalled_wait_s += news.waited_s
 
     def _record_slow(self, findings: Sequence[Finding]) -> None:
         for finding in findings:

@@ -46,12 +46,10 @@ class Stalled:
 
 @dataclass(frozen=True)
 class GoesOn:
-    """A training that stood still for `stood_s` in `phase` has reported progress again; `waited_s` of that
-    it waited for data."""
+    """A training that stood still for `stood_s` in `phase` has reported progress again."""
 
     phase: str
     stood_s: float
-    waited_s: float = 0.0
 
 
 class Standstill:
@@ -69,6 +67,22 @@ class Standstill:
         slow is then examined less and less often."""
         self._examination: Future[Examination] | None = None
         self._is_stalled = False
+        self._stood_s = self._stalled_wait_s = 0.0
+        self._waited_before_s: float | None = None
+        """The wait for data before the stalls of `_stood_s`, until a rank has reported that within them."""
+
+    def stalled_wait_s(self) -> float:
+        """Return in how much of the stalls that are over the first rank waited for data."""
+        newest = phases.read_phase(self._run.phase())
+        if newest is not None:
+            self._settle(newest)
+        return self._stalled_wait_s
+
+    def _settle(self, newest: phases.Phase) -> None:
+        """Count the wait for data within a stall once it is reported, which is some steps after its end."""
+        if self._waited_before_s is not None and newest.data_wait_s > self._waited_before_s:
+            self._stalled_wait_s += min(newest.data_wait_s - self._waited_before_s, self._stood_s)
+            self._stood_s, self._waited_before_s = 0.0, None
 
     def look(self, pids: Sequence[int]) -> Stalled | GoesOn | None:
         """Return the verdict on a standstill, or its end, where either is new since the last call.
@@ -101,9 +115,11 @@ class Standstill:
             self._longest[self._last.phase] = max(self._longest.get(self._last.phase, 0.0), silence)
         went_on = None
         if self._last is not None and self._is_stalled:
-            stood_s = newest.at - self._last.at
-            waited_s = newest.data_wait_s - self._last.data_wait_s if newest.pid == self._last.pid else 0.0
-            went_on = GoesOn(self._last.phase, stood_s, min(waited_s, stood_s))
+            went_on = GoesOn(self._last.phase, newest.at - self._last.at)
+            self._stood_s += went_on.stood_s
+            if self._waited_before_s is None:
+                self._waited_before_s = self._last.data_wait_s
+        self._settle(newest)
         self._last, self._is_stalled = newest, False
         return went_on
 
