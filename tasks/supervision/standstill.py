@@ -68,21 +68,24 @@ class Standstill:
         self._examination: Future[Examination] | None = None
         self._is_stalled = False
         self._stood_s = self._stalled_wait_s = 0.0
-        self._waited_before_s: float | None = None
-        """The wait for data before the stalls of `_stood_s`, until a rank has reported that within them."""
 
     def stalled_wait_s(self) -> float:
-        """Return in how much of the stalls that are over the first rank waited for data."""
+        """Return in how much of the stalls that are over the ranks waited for data."""
         newest = phases.read_phase(self._run.phase())
-        if newest is not None:
-            self._settle(newest)
+        if newest is not None and self._last is not None and newest.at > self._last.at:
+            self._take_progress(newest)
         return self._stalled_wait_s
 
-    def _settle(self, newest: phases.Phase) -> None:
-        """Count the wait for data within a stall once it is reported, which is some steps after its end."""
-        if self._waited_before_s is not None and newest.data_wait_s > self._waited_before_s:
-            self._stalled_wait_s += min(newest.data_wait_s - self._waited_before_s, self._stood_s)
-            self._stood_s, self._waited_before_s = 0.0, None
+    def _count_wait(self, before: phases.Phase, newest: phases.Phase, stood_s: float) -> None:
+        """Count the wait for data within a stall, of `stood_s` seconds between these two signs of life or
+        earlier. A rank adds its waiting up every few steps, so that within a stall is reported some signs
+        later: it is what exceeds the time between two signs."""
+        if newest.pid != before.pid:
+            return
+        self._stood_s += stood_s
+        elapsed_s = newest.at - before.at - stood_s
+        excess_s = max(newest.data_wait_s - before.data_wait_s - elapsed_s, 0.0)
+        self._stalled_wait_s = min(self._stalled_wait_s + excess_s, self._stood_s)
 
     def look(self, pids: Sequence[int]) -> Stalled | GoesOn | None:
         """Return the verdict on a standstill, or its end, where either is new since the last call.
@@ -116,10 +119,8 @@ class Standstill:
         went_on = None
         if self._last is not None and self._is_stalled:
             went_on = GoesOn(self._last.phase, newest.at - self._last.at)
-            self._stood_s += went_on.stood_s
-            if self._waited_before_s is None:
-                self._waited_before_s = self._last.data_wait_s
-        self._settle(newest)
+        if self._last is not None:
+            self._count_wait(self._last, newest, 0.0 if went_on is None else went_on.stood_s)
         self._last, self._is_stalled = newest, False
         return went_on
 
