@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -166,11 +167,13 @@ def _session(pid: int) -> int | None:
         return None
 
 
-def test_a_run_that_was_killed_is_named_and_taken_up_as_printed(person: Person) -> None:
-    """The night shift: everything was killed; the commands name it, and the line that they print goes on."""
+@pytest.mark.parametrize("on_crash", ["restart", pytest.param("stop", marks=pytest.mark.proof)])
+def test_a_run_that_was_killed_is_named_and_goes_on(person: Person, on_crash: str) -> None:
+    """The night shift: everything was killed. `doctor` names it; `status` starts it again, or prints the command
+    that does, if the config leaves that to a person."""
     person.types("example", "digits")
     config: dict[str, Any] = {"train.steps": 200, "train.checkpoint_every": 20, "evaluate.every": 200}
-    config |= {"loader.workers": 0, "loader.prefetch": 2}
+    config |= {"loader.workers": 0, "loader.prefetch": 2, "train.on_crash": on_crash}
     pairs = [part for key, value in config.items() for part in ("--set", f"{key}={value}")]
     (person.folder / "digits.yaml").write_text(
         (Path(__file__).parents[2] / "configs/digits-clip.yaml").read_text()
@@ -182,14 +185,21 @@ def test_a_run_that_was_killed_is_named_and_taken_up_as_printed(person: Person) 
         time.sleep(0.2)
     (record,) = person.folder.glob("runs/*/run.json")
     run = record.parent
+    process.kill()  # first, as the flow would start its agent again
     for one in identities(run):
         one.send_signal(signal.SIGKILL)
     process.communicate(timeout=120)
 
     assert "process.gone" in person.types("doctor", "--run", run.name, expecting=1)
     shown = person.types("status")
-    (command,) = {line.split("tarmac ", 1)[1] for line in shown.splitlines() if "tarmac train" in line}
-    person.types(*command.split())
+    if on_crash == "restart":
+        assert re.search(r"its agent was killed at step \d+ of 200; started again \(1 of \d\)", shown)
+        while read_json(record)["state"] != "succeeded":
+            assert time.monotonic() < deadline, read_json(record)
+            time.sleep(1)
+    else:
+        (command,) = {line.split("tarmac ", 1)[1] for line in shown.splitlines() if "tarmac resume" in line}
+        person.types(*command.split())
     assert read_json(record)["state"] == "succeeded"
     assert [path.parent for path in person.folder.glob("runs/*/run.json")] == [run], (
         "a second run was started"

@@ -165,7 +165,7 @@ def test_the_backup_of_a_server_at_work_has_its_flow_runs(up: Up, tmp_path: Path
     command = [BIN / "tarmac", "up", "--backup", copy, "--json"]
     done = subprocess.run(command, cwd=up.project, env=up.env, capture_output=True, text=True, timeout=120)
     if up.secret is not None:
-        assert done.returncode == 2 and "pg_dump" in done.stderr
+        assert done.returncode == 2 and "pg_dump" in json.loads(done.stdout)["error"]
         return
     assert done.returncode == 0, done.stderr
     with closing(sqlite3.connect(copy)) as database:
