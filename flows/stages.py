@@ -24,7 +24,7 @@ from tasks.runs.followed import Followed
 from tasks.runs.plan import locate, plan
 from tasks.stage import StageResult
 from tasks.supervision.beforehand import require_startable
-from tasks.supervision.following import reopen
+from tasks.supervision.evaluating.following import reopen
 from tasks.supervision.launch import Goal
 from tasks.supervision.status import config_of
 from tasks.train import train

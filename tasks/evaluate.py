@@ -19,7 +19,7 @@ from tasks.runs.folder import RunFolder
 from tasks.runs.plan import command_to_resume
 from tasks.stage import StageResult, shown
 from tasks.supervision import launch
-from tasks.supervision.following import quiet_warning
+from tasks.supervision.evaluating.following import quiet_warning
 from tasks.supervision.status import RunStatus, config_of, look_at_run
 
 

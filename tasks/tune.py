@@ -10,7 +10,8 @@ from tasks.core.units import counted
 from tasks.loader.settings import LoaderSettings
 from tasks.runs.folder import RunFolder
 from tasks.stage import StageResult, shown
-from tasks.supervision import launch, tuning
+from tasks.supervision import launch
+from tasks.supervision.attempt import tuning
 from tasks.supervision.launch import Started
 from tasks.supervision.status import RunStatus
 

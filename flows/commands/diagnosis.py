@@ -67,7 +67,7 @@ def _preflight_external(config: Config, own: Preflight, deep: bool, progress: sc
     from tasks.dataset.layout import resolve
     from tasks.diagnosis.preflight import preflight_external
     from tasks.runs import plan
-    from tasks.supervision.tuning import left_to_trainer
+    from tasks.supervision.attempt.tuning import left_to_trainer
     from tasks.training.external_command import command_of
 
     version = resolve(config.dataset.output)

@@ -141,7 +141,7 @@ def evaluate_others(
     from tasks.evaluation.fit import require_fit
     from tasks.runs.data import current_of
     from tasks.runs.plan import locate
-    from tasks.supervision.following import followed_at
+    from tasks.supervision.evaluating.following import followed_at
 
     overrides = Overrides(set=changes)
     settings = configured(config, overrides)
@@ -198,7 +198,7 @@ def _is_finished(run: RunFolder, settings: Config, version: Path, followed: Foll
     from tasks.core.config import dump
     from tasks.runs.followed import read_followed
     from tasks.runs.plan import resolve_for
-    from tasks.supervision.following import has_news
+    from tasks.supervision.evaluating.following import has_news
     from tasks.supervision.status import look_at_run
 
     if not run.record.exists() or not run.config.exists() or read_followed(run) != followed:

@@ -156,7 +156,7 @@ def _needs_you(one: RunStatus) -> bool:
 
 
 def _state_lines(one: RunStatus) -> Iterator[str]:
-    from tasks.supervision.following import quiet_warning
+    from tasks.supervision.evaluating.following import quiet_warning
 
     mark = "✓" if one.is_complete else " "
     replaced = f"{counted(one.replaced, 'replacement')} of bad samples" if one.replaced else ""

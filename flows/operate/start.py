@@ -33,7 +33,7 @@ def flow(path: str, runs: Path, **parameters: Any) -> Stages:
 
 def evaluation(run: RunFolder, again: Sequence[Key]) -> Stages:
     """Run the evaluate flow on a run; it repeats the evaluations `again`, even those with a result."""
-    from tasks.supervision.evaluation_jobs import request
+    from tasks.supervision.evaluating.evaluation_jobs import request
 
     call = _prepare("flows.evaluate").evaluate_flow
     for step, task in again:

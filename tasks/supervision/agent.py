@@ -34,20 +34,21 @@ from tasks.runs import gpus, stop
 from tasks.runs.checkpoints import newest_sound
 from tasks.runs.folder import RunFolder
 from tasks.runs.jobs import Job
-from tasks.supervision import trainer, tuning
 from tasks.supervision.allocation import END, WARNING, Allocation, Succession, cancel_leftovers
-from tasks.supervision.attendance import Attendance, Duties
-from tasks.supervision.chores import Chores
-from tasks.supervision.evaluation_jobs import Evaluations
-from tasks.supervision.evaluations import Training
-from tasks.supervision.following import Follower, follower_of
-from tasks.supervision.forgetfulness import Forgetfulness
-from tasks.supervision.journal import AttemptJournal
-from tasks.supervision.pruning import Pruner
-from tasks.supervision.restarts import Restart, Restarts
+from tasks.supervision.attempt import tuning
+from tasks.supervision.attempt.attendance import Attendance, Duties
+from tasks.supervision.attempt.chores import Chores
+from tasks.supervision.attempt.journal import AttemptJournal
+from tasks.supervision.attempt.pruning import Pruner
+from tasks.supervision.attempt.restarts import Restart, Restarts
+from tasks.supervision.evaluating.evaluation_jobs import Evaluations
+from tasks.supervision.evaluating.evaluations import Training
+from tasks.supervision.evaluating.following import Follower, follower_of
+from tasks.supervision.evaluating.forgetfulness import Forgetfulness
+from tasks.supervision.evaluating.stop_rules import StopRules
+from tasks.supervision.ranks import trainer
+from tasks.supervision.ranks.success import RunVerdict, TrainingEnd, exit_of, judge_end
 from tasks.supervision.status import look_at_run, pause_after
-from tasks.supervision.stop_rules import StopRules
-from tasks.supervision.success import RunVerdict, TrainingEnd, exit_of, judge_end
 from tasks.supervision.tracking import gathering
 
 POLL_S = 0.25

@@ -30,9 +30,9 @@ from tasks.runs.jobs import Job, job_in
 from tasks.runs.plan import command_to_resume
 from tasks.runs.record import Attempt
 from tasks.supervision.allocation import AGENT, submit_reviver
-from tasks.supervision.evaluation_jobs import has_requests
+from tasks.supervision.evaluating.evaluation_jobs import has_requests
+from tasks.supervision.ranks.success import tail_of
 from tasks.supervision.status import RunStatus, config_of, look_at_run, pause_after
-from tasks.supervision.success import tail_of
 
 POLL_S = 0.25
 ON_PROGRESS_S = 0.5

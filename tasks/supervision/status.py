@@ -38,7 +38,7 @@ from tasks.runs.ledger import LedgerEntry
 from tasks.runs.phases import Phase
 from tasks.runs.record import OVER, RunRecord, State
 from tasks.runs.run_findings import doubts_about
-from tasks.supervision.result_files import once_per_version, result_of
+from tasks.supervision.evaluating.result_files import once_per_version, result_of
 
 LONGEST_PAUSE_S = 2.0
 SLURM_AGE_S = 60.0

@@ -28,8 +28,8 @@ from tasks.runs.folder import RunFolder
 from tasks.runs.jobs import agent_is_alive, job_in
 from tasks.runs.record import OVER, UNDER_WAY
 from tasks.runs.stop import Who
-from tasks.supervision import trainer
 from tasks.supervision.allocation import cancel_reviver
+from tasks.supervision.ranks import trainer
 
 POLL_S = 0.25
 LEAVE_S = 5.0

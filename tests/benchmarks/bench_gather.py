@@ -23,7 +23,7 @@ from tasks.supervision.tracking import gathering, wandb_file
 from tasks.supervision.tracking.tensorboard_files import TensorBoardFiles
 from tests.conftest import ROOT
 from tests.supervision.fakes import make_run
-from tests.supervision.test_exactly_once import write_result
+from tests.supervision.tracking.test_exactly_once import write_result
 
 RESULTS, PAUSE_S, LOOK_S = 40, 0.7, 0.05
 BOUND_S = 2.0

@@ -16,7 +16,7 @@ from tasks.evaluation.kinds.statistics import wilson_interval
 from tasks.evaluation.results import EvaluationResult
 from tasks.runs.folder import RunFolder
 from tasks.runs.run_findings import doubts_about
-from tasks.supervision.forgetfulness import Forgetfulness
+from tasks.supervision.evaluating.forgetfulness import Forgetfulness
 from tests.supervision.fakes import make_config
 
 LAST = 300

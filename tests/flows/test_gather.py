@@ -19,8 +19,8 @@ from tasks.runs.plan import plan
 from tasks.supervision.tracking import gathering, wandb_file
 from tests.supervision import fakes
 from tests.supervision.test_agent import wait_for
-from tests.supervision.test_gatherer import server, set_mode, wandb_id, write_rows  # noqa: F401
-from tests.supervision.wandb_server import Server
+from tests.supervision.tracking.test_gatherer import server, set_mode, wandb_id, write_rows  # noqa: F401
+from tests.supervision.tracking.wandb_server import Server
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tasks.runs.folder import RunFolder
 from tasks.supervision.tracking import gathering, wandb_file
 from tests.supervision import fakes
 from tests.supervision.test_agent import wait_for
-from tests.supervision.test_gatherer import set_mode, write_rows
+from tests.supervision.tracking.test_gatherer import set_mode, write_rows
 
 
 @pytest.fixture

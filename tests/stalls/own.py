@@ -17,7 +17,7 @@ import psutil
 
 from tests.stalls import open_clip
 from tests.stalls.contract import Stall, Training, launch, says
-from tests.supervision import wandb_server
+from tests.supervision.tracking import wandb_server
 
 ROOT = Path(__file__).parents[2]
 MEMORY_CGROUPS = Path("/sys/fs/cgroup/memory")

@@ -32,20 +32,10 @@ from tasks.runs.environment import Meeting
 from tasks.runs.folder import RunFolder
 from tasks.runs.phases import PhaseWriter
 from tasks.runs.plan import plan
-from tasks.supervision import (
-    agent,
-    allocation,
-    evaluation_jobs,
-    evaluations,
-    following,
-    launch,
-    node_ranks,
-    other_node,
-    restarts,
-    standstill,
-    trainer,
-    tuning,
-)
+from tasks.supervision import agent, allocation, launch
+from tasks.supervision.attempt import restarts, standstill, tuning
+from tasks.supervision.evaluating import evaluation_jobs, evaluations, following
+from tasks.supervision.ranks import node_ranks, other_node, trainer
 
 ROOT = Path(evaluation_jobs.__file__).parents[2]
 """What must be on the path of a process that imports this module."""

@@ -14,8 +14,8 @@ from tasks.core.errors import DataError, Withdrawn
 from tasks.core.files import read_json
 from tasks.runs import phases, record
 from tasks.supervision import launch, stopping
+from tasks.supervision.ranks.success import tail_of
 from tasks.supervision.status import look_at_run
-from tasks.supervision.success import tail_of
 from tests.supervision.fakes import make_run
 from tests.supervision.test_agent import assert_undisturbed, finish, rank_of, wait_for
 

@@ -16,7 +16,7 @@ from tasks.supervision.tracking import gathering
 from tests.conftest import digits_config
 from tests.supervision.conftest import processes_of
 from tests.supervision.test_agent import wait_for
-from tests.supervision.test_gatherer import assert_gathered
+from tests.supervision.tracking.test_gatherer import assert_gathered
 
 
 @pytest.mark.proof

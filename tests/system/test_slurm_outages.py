@@ -24,7 +24,7 @@ from tasks.core.lock import holder_of
 from tasks.runs import ledger, record
 from tasks.runs.folder import RunFolder
 from tasks.supervision import launch, status, stopping
-from tasks.supervision.evaluation_jobs import NO_ANSWER
+from tasks.supervision.evaluating.evaluation_jobs import NO_ANSWER
 from tasks.supervision.status import look_at_run
 from tests.services import until
 from tests.slurm_lab import queue

@@ -48,7 +48,8 @@ def end_what_is_left(tmp_path: Path) -> Iterator[None]:
 
 def impatient_agent(folder: str) -> None:
     """The agent, for which a silence of seconds is long while the training steps."""
-    from tasks.supervision import agent, standstill
+    from tasks.supervision import agent
+    from tasks.supervision.attempt import standstill
 
     standstill.LEAST_S = {**standstill.LEAST_S, "step": 5.0}
     standstill.TIMES = 2.0

@@ -21,7 +21,7 @@ from tasks.runs.checkpoints import list_checkpoints
 from tasks.runs.environment import LOOPBACK, Meeting, naming
 from tasks.runs.folder import RunFolder
 from tasks.runs.plan import plan
-from tasks.supervision.node_ranks import Rendezvous
+from tasks.supervision.ranks.node_ranks import Rendezvous
 from tasks.training import devices
 from tasks.training.loop import train
 from tests.conftest import ROOT, digits_config

@@ -32,7 +32,7 @@ from tasks.loader.packing.packs import UNMEASURED
 from tasks.models import recipes
 from tasks.runs.folder import RunFolder
 from tasks.runs.plan import plan
-from tasks.supervision import tuning
+from tasks.supervision.attempt import tuning
 from tasks.training.loop import _packing, measure_lengths
 from tasks.training.ranks import Ranks
 from tests.conftest import ROOT

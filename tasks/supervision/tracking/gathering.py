@@ -31,7 +31,7 @@ from tasks.runs.folder import RunFolder
 from tasks.runs.ledger import Key
 from tasks.runs.lives import recorded_lives
 from tasks.runs.metrics import finite
-from tasks.supervision.result_files import result_of
+from tasks.supervision.evaluating.result_files import result_of
 from tasks.supervision.status import config_of
 from tasks.supervision.tracking import wandb_file
 from tasks.supervision.tracking.tracker import clause_of

@@ -17,7 +17,7 @@ from tasks.runs.folder import RunFolder
 from tasks.runs.gpus import products_of_gpus
 from tasks.runs.identity import ID_DIGITS, DataRef
 from tasks.runs.record import RunRecord
-from tasks.supervision.result_files import once_per_version
+from tasks.supervision.evaluating.result_files import once_per_version
 from tasks.supervision.status import config_of
 
 PRIVATE = {"engine"}

@@ -24,9 +24,9 @@ from tasks.supervision.tracking.tensorboard_files import TensorBoardFiles
 from tests.supervision.conftest import processes_of
 from tests.supervision.fakes import make_run
 from tests.supervision.test_agent import finish, wait_for
-from tests.supervision.test_gatherer import assert_gathered, assert_reached, gather_quickly, server  # noqa: F401
-from tests.supervision.test_tensorboard_files import points
-from tests.supervision.wandb_server import Server
+from tests.supervision.tracking.test_gatherer import assert_gathered, assert_reached, gather_quickly, server  # noqa: F401
+from tests.supervision.tracking.test_tensorboard_files import points
+from tests.supervision.tracking.wandb_server import Server
 
 MODES = ["ok", "slow", "hang", "500", "429", "401", "reset"]
 

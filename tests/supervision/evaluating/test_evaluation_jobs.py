@@ -24,9 +24,9 @@ from tasks.core.process import Identity
 from tasks.runs import gpus, jobs, ledger
 from tasks.runs.folder import RunFolder
 from tasks.runs.jobs import Job
-from tasks.supervision import evaluation_jobs, evaluations
-from tasks.supervision.evaluation_jobs import Evaluations, failure_of, has_requests, request
-from tasks.supervision.evaluations import JobFailure
+from tasks.supervision.evaluating import evaluation_jobs, evaluations
+from tasks.supervision.evaluating.evaluation_jobs import Evaluations, failure_of, has_requests, request
+from tasks.supervision.evaluating.evaluations import JobFailure
 from tasks.supervision.status import look_at_run
 from tests.supervision import fakes
 from tests.supervision.fakes import make_run

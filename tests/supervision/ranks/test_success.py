@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tasks.runs.stop import Stop
-from tasks.supervision.success import TrainingEnd, exit_of, judge_end
+from tasks.supervision.ranks.success import TrainingEnd, exit_of, judge_end
 
 GOOD = TrainingEnd(exit_code=0, step=600, last_step=600, loss=0.2, checkpoint=600, log_tail=["step 600"])
 

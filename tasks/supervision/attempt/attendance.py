@@ -22,12 +22,12 @@ from tasks.models import recipes
 from tasks.runs import lives, metrics, phases, stop
 from tasks.runs.checkpoints import newest_sound
 from tasks.runs.folder import RunFolder
-from tasks.supervision import trainer
-from tasks.supervision.chores import Chores
-from tasks.supervision.journal import AttemptJournal
-from tasks.supervision.slowness import Slowness
-from tasks.supervision.standstill import GoesOn, Stalled, Standstill
-from tasks.supervision.success import RankEnd, TrainingEnd, causes_of, stood_still, tail_of
+from tasks.supervision.attempt.chores import Chores
+from tasks.supervision.attempt.journal import AttemptJournal
+from tasks.supervision.attempt.slowness import Slowness
+from tasks.supervision.attempt.standstill import GoesOn, Stalled, Standstill
+from tasks.supervision.ranks import trainer
+from tasks.supervision.ranks.success import RankEnd, TrainingEnd, causes_of, stood_still, tail_of
 
 logger = logging.getLogger(__name__)
 

@@ -30,14 +30,14 @@ from tasks.runs import metrics, provenance, record
 from tasks.runs.folder import RunFolder
 from tasks.runs.plan import plan
 from tasks.supervision import launch
-from tasks.supervision.journal import AttemptJournal
+from tasks.supervision.attempt.journal import AttemptJournal
 from tasks.supervision.tracking import gatherer, gathering, wandb_file
 from tasks.supervision.tracking.tensorboard_files import TensorBoardFiles
 from tests.supervision import fakes
 from tests.supervision.conftest import processes_of
 from tests.supervision.fakes import make_config, make_run
 from tests.supervision.test_agent import wait_for
-from tests.supervision.wandb_server import Server, serving
+from tests.supervision.tracking.wandb_server import Server, serving
 
 
 @pytest.fixture

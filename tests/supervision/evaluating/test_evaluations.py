@@ -9,7 +9,7 @@ import pytest
 
 from tasks.evaluation.expected import WantedEvaluation, wanted_of
 from tasks.runs.ledger import LedgerEntry
-from tasks.supervision.evaluations import (
+from tasks.supervision.evaluating.evaluations import (
     EvaluationEvidence,
     Hold,
     JobFailure,

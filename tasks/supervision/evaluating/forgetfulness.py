@@ -10,7 +10,7 @@ from tasks.core.schema import Config
 from tasks.evaluation.forgetting import forgotten
 from tasks.runs.folder import RunFolder
 from tasks.runs.run_findings import read_findings
-from tasks.supervision.result_files import result_of
+from tasks.supervision.evaluating.result_files import result_of
 
 logger = logging.getLogger(__name__)
 

@@ -23,8 +23,9 @@ from tasks.runs import ledger, record
 from tasks.runs.folder import RunFolder
 from tasks.runs.followed import Followed, origins_of, read_news
 from tasks.runs.plan import plan
-from tasks.supervision import following, launch, stopping
-from tasks.supervision.following import Follower, followed_at, has_news, reopen
+from tasks.supervision import launch, stopping
+from tasks.supervision.evaluating import following
+from tasks.supervision.evaluating.following import Follower, followed_at, has_news, reopen
 from tasks.supervision.status import RunStatus, look_at_run
 from tests.supervision.fakes import make_config, make_run
 from tests.supervision.test_agent import wait_for

@@ -1,9 +1,9 @@
 """A further node of a training: its keeper, and what the run's agent knows of it.
 
-The agent starts `python -m tasks.supervision.other_node RUN ATTEMPT` on each further node of its Slurm job,
-by srun, whose streams reach from node to node. The keeper reports the address of the agent's node, waits for
-where the ranks meet, starts its ranks, and from then on writes a line of JSON about them every second; the
-agent writes one back. Whoever hears nothing from the other for too long takes it for lost: the agent names
+The agent starts `python -m tasks.supervision.ranks.other_node RUN ATTEMPT` on each further node of its Slurm
+job, by srun, whose streams reach from node to node. The keeper reports the address of the agent's node, waits
+for where the ranks meet, starts its ranks, and from then on writes a line of JSON about them every second;
+the agent writes one back. Whoever hears nothing from the other for too long takes it for lost: the agent names
 the node, and the keeper ends its ranks, as it does when its input closes. So no rank outlives the job's first
 node, and a node that loses its power is known before Slurm notices.
 """
@@ -28,7 +28,7 @@ from tasks.core.errors import TarmacError
 from tasks.core.process import Identity
 from tasks.runs import gpus
 from tasks.runs.folder import RunFolder
-from tasks.supervision.node_ranks import NodeRanks, RankState, Rendezvous, start_ranks
+from tasks.supervision.ranks.node_ranks import NodeRanks, RankState, Rendezvous, start_ranks
 
 BEAT_S = 1.0
 """The pause between two lines, in both directions."""
@@ -189,7 +189,7 @@ class Keeper:
 
 def keeper_command(run: RunFolder, number: int) -> list[str]:
     """The command line of a keeper."""
-    return [sys.executable, "-m", "tasks.supervision.other_node", str(run.path), str(number)]
+    return [sys.executable, "-m", "tasks.supervision.ranks.other_node", str(run.path), str(number)]
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -16,8 +16,8 @@ from tasks.core.process import Identity
 from tasks.runs.environment import rank_environment
 from tasks.runs.folder import RunFolder
 from tasks.supervision import launch
+from tasks.supervision.ranks.success import RankEnd, causes_of, stood_still
 from tasks.supervision.status import look_at_run
-from tasks.supervision.success import RankEnd, causes_of, stood_still
 from tests.supervision.fakes import make_config, make_run
 
 KILLED = -signal.SIGKILL

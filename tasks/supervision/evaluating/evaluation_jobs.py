@@ -31,7 +31,7 @@ from tasks.runs.gpus import GpusInUse, HeldGpus, take_gpu_to_evaluate, usable_gp
 from tasks.runs.jobs import Job, job_in
 from tasks.runs.ledger import Key, LedgerEntry
 from tasks.supervision.allocation import wake
-from tasks.supervision.evaluations import (
+from tasks.supervision.evaluating.evaluations import (
     EvaluationEvidence,
     Hold,
     JobFailure,
@@ -44,9 +44,9 @@ from tasks.supervision.evaluations import (
     reopened,
     unfinished,
 )
-from tasks.supervision.result_files import UnusableResults, result_of
+from tasks.supervision.evaluating.result_files import UnusableResults, result_of
 
-JOB = "tasks.supervision.evaluation_jobs:run_job"
+JOB = "tasks.supervision.evaluating.evaluation_jobs:run_job"
 FULL_LOOK_S = 30.0
 STUCK_S = 300.0
 """How long a job may be held in Slurm's queue before it is given up: a person may hold it for a moment."""

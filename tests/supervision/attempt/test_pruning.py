@@ -11,7 +11,7 @@ from tasks.core.files import link_atomic, write_json
 from tasks.runs.checkpoints import list_checkpoints
 from tasks.runs.folder import RunFolder
 from tasks.supervision import launch
-from tasks.supervision.pruning import GONE, Pruner
+from tasks.supervision.attempt.pruning import GONE, Pruner
 from tasks.supervision.status import look_at_run
 from tests.supervision.fakes import make_config, make_run, save
 

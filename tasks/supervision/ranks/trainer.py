@@ -21,7 +21,7 @@ from tasks.models.recipes import options_type
 from tasks.runs import record
 from tasks.runs.environment import LOOPBACK, Meeting
 from tasks.runs.folder import RunFolder
-from tasks.supervision.node_ranks import (
+from tasks.supervision.ranks.node_ranks import (
     GRACE_S,
     LOOK_S,
     NodeRanks,
@@ -31,8 +31,8 @@ from tasks.supervision.node_ranks import (
     held_by,
     start_ranks,
 )
-from tasks.supervision.other_node import GREETING_S, OtherNode, keeper_command
-from tasks.supervision.success import RankEnd
+from tasks.supervision.ranks.other_node import GREETING_S, OtherNode, keeper_command
+from tasks.supervision.ranks.success import RankEnd
 
 FOLLOW_S = 15.0
 """How long the other ranks may take to end by themselves after one that failed."""

@@ -18,10 +18,11 @@ from tasks.runs import record
 from tasks.runs.goodput import goodput_of
 from tasks.runs.lives import read_lives
 from tasks.runs.run_findings import read_findings
-from tasks.supervision import launch, restarts, stopping
-from tasks.supervision.restarts import Restart, Restarts
+from tasks.supervision import launch, stopping
+from tasks.supervision.attempt import restarts
+from tasks.supervision.attempt.restarts import Restart, Restarts
+from tasks.supervision.ranks.success import TrainingEnd, judge_end
 from tasks.supervision.status import look_at_run
-from tasks.supervision.success import TrainingEnd, judge_end
 from tests.supervision.fakes import make_config, make_run
 from tests.supervision.test_agent import assert_undisturbed, rank_of, rows, wait_for
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tasks.core.schema import Train
-from tasks.supervision.success import RunVerdict, TrainingEnd
+from tasks.supervision.ranks.success import RunVerdict, TrainingEnd
 
 RESTARTS = 3
 PAUSES_S = (0.0, 15.0, 60.0)

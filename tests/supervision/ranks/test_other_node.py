@@ -23,9 +23,9 @@ from tasks.core.files import read_json
 from tasks.core.lock import Lease
 from tasks.core.process import Identity
 from tasks.runs.folder import RunFolder
-from tasks.supervision import node_ranks, other_node, trainer
-from tasks.supervision.success import RankEnd, TrainingEnd, causes_of, judge_end
-from tasks.supervision.trainer import RunningRanks
+from tasks.supervision.ranks import node_ranks, other_node, trainer
+from tasks.supervision.ranks.success import RankEnd, TrainingEnd, causes_of, judge_end
+from tasks.supervision.ranks.trainer import RunningRanks
 from tests.services import until
 from tests.supervision import fakes
 
@@ -134,7 +134,7 @@ from tasks.core import config as configs
 from tasks.core.lock import Lease
 from tasks.core.lock import Lease
 from tasks.runs.folder import RunFolder
-from tasks.supervision import node_ranks, trainer
+from tasks.supervision.ranks import node_ranks, trainer
 from tests.supervision import fakes
 trainer.other_nodes, trainer.command_on = lambda: ["b"], lambda node, cpus: []
 trainer.keeper_command, node_ranks.rank_command = fakes.keeper_command, fakes.rank_command

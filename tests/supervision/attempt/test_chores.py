@@ -11,8 +11,9 @@ import pytest
 from tasks.core.files import read_json, read_lines
 from tasks.runs import ledger
 from tasks.runs.folder import RunFolder
-from tasks.supervision import launch, result_files
-from tasks.supervision.result_files import UnusableResults
+from tasks.supervision import launch
+from tasks.supervision.evaluating import result_files
+from tasks.supervision.evaluating.result_files import UnusableResults
 from tasks.supervision.status import look_at_run
 from tasks.supervision.tracking import gathering
 from tests.supervision import fakes

@@ -12,8 +12,9 @@ from tasks.core.process import Identity
 from tasks.diagnosis.run_doctor import examine_run
 from tasks.runs import lives
 from tasks.runs.phases import Phase
-from tasks.supervision import launch, standstill
-from tasks.supervision.standstill import GoesOn, Stalled, Standstill
+from tasks.supervision import launch
+from tasks.supervision.attempt import standstill
+from tasks.supervision.attempt.standstill import GoesOn, Stalled, Standstill
 from tasks.supervision.status import look_at_run
 from tests.supervision.conftest import processes_of
 from tests.supervision.fakes import make_run

@@ -19,7 +19,7 @@ from tasks.supervision.tracking import gathering
 from tasks.supervision.tracking.tensorboard_files import TensorBoardFiles
 from tests.supervision import fakes
 from tests.supervision.fakes import make_run
-from tests.supervision.test_gatherer import write_rows
+from tests.supervision.tracking.test_gatherer import write_rows
 
 KEPT_ALL = {"scalars": 0}
 WRITER = """

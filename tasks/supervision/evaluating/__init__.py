@@ -1,0 +1,1 @@
+"""A run's evaluations: what is wanted, submitted, followed and found."""
