@@ -3,7 +3,7 @@
 The agent starts `python -m tasks.supervision.ranks.other_node RUN ATTEMPT` on each further node of its Slurm
 job, by srun, whose streams reach from node to node. The keeper reports the address of the agent's node, waits
 for where the ranks meet, starts its ranks, and from then on writes a line of JSON about them every second;
-the agent writes one back. Whoever hears nothing from the other for too long takes it for lost: the agent names
+the agent writes one back. Who hears nothing from the other for too long takes it for lost: the agent names
 the node, and the keeper ends its ranks, as it does when its input closes. So no rank outlives the job's first
 node, and a node that loses its power is known before Slurm notices.
 """
