@@ -323,9 +323,14 @@ def _leave_alone(run: RunFolder, config: Config, held: Held) -> None:
 
 
 def _archive(run: RunFolder) -> None:
-    """Move the folder away under its lease, so that no agent starts in it meanwhile."""
     target = run.path.parent / ARCHIVE / f"{run.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     target.parent.mkdir(parents=True, exist_ok=True)
+    move_away(run, target)
+
+
+def move_away(run: RunFolder, target: Path) -> None:
+    """Rename a run's folder under its lease, so that no agent starts in it meanwhile; TarmacError while one
+    works in it."""
     try:
         with Lease(run.lease):
             os.rename(run.path, target)

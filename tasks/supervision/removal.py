@@ -15,14 +15,14 @@ from pathlib import Path
 
 from tasks.core import config as configs
 from tasks.core.errors import TarmacError
-from tasks.core.files import fsync_path
-from tasks.core.lock import Held, Lease, drop_stale_pins
+from tasks.core.lock import drop_stale_pins
 from tasks.evaluation import results
 from tasks.runs import record
 from tasks.runs.checkpoints import list_checkpoints
 from tasks.runs.data import dataset_of, version_path
 from tasks.runs.folder import RunFolder, list_runs
 from tasks.runs.jobs import agent_is_alive
+from tasks.runs.plan import move_away
 
 DRAFT = ".removed-"
 
@@ -66,15 +66,7 @@ def remove_run(run: RunFolder) -> None:
     data = record.load_record(run).data
     target = run.path.with_name(f"{DRAFT}{run.path.name}")
     shutil.rmtree(target, ignore_errors=True)
-    try:
-        with Lease(run.lease):
-            os.rename(run.path, target)
-            (target / run.lease.name).unlink(missing_ok=True)
-    except Held as held:
-        raise TarmacError(
-            f"{run.name} is in use ({held}); end it first: tarmac cancel {run.handle}"
-        ) from None
-    fsync_path(run.path.parent)
+    move_away(run, target)
     for ref in data:
         if (dataset := dataset_of(version_path(ref))) is not None:
             drop_stale_pins(dataset)

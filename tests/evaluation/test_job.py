@@ -168,18 +168,25 @@ def test_a_metric_that_is_not_finite_is_null_in_the_file_and_read_again(tmp_path
     assert all(map(math.isnan, odd))
 
 
-def test_a_bad_sample_is_left_out_and_not_counted(
-    run: RunFolder, digits_dataset: Path, tmp_path: Path
-) -> None:
-    """Under `loader.on_bad: replace`; otherwise it ends the evaluation by name."""
-    source = versions.resolve(digits_dataset)
-    version = tmp_path / "dataset" / "versions" / source.name
+def with_a_bad_sample(dataset: Path, copy: Path) -> Path:
+    """A copy of the dataset's version with a flipped bit in the first sample of `val`, which makes a first batch
+    of one sample empty."""
+    source = versions.resolve(dataset)
+    version = copy / "versions" / source.name
     shutil.copytree(source, version)
     shard = version / "val/000000.tar"
     content = bytearray(shard.read_bytes())
     content[600] ^= 1
     shard.unlink()
     shard.write_bytes(content)
+    return version
+
+
+def test_a_bad_sample_is_left_out_and_not_counted(
+    run: RunFolder, digits_dataset: Path, tmp_path: Path
+) -> None:
+    """Under `loader.on_bad: replace`; otherwise it ends the evaluation by name."""
+    version = with_a_bad_sample(digits_dataset, tmp_path / "dataset")
     state = record.load_record(run)
     moved = state.data[0].model_copy(update={"dataset": str(tmp_path / "dataset")})
     record.save_record(run, state.having(data=[moved]))
@@ -189,7 +196,7 @@ def test_a_bad_sample_is_left_out_and_not_counted(
     evaluate_checkpoint(run.path, STEPS, "zero_shot")
     result = results.read_result(run.evaluation(STEPS, "zero_shot"))
     assert result is not None
-    assert result.samples == versions.read_manifest(source).splits["val"].samples - 1
+    assert result.samples == versions.read_manifest(version).splits["val"].samples - 1
 
 
 SLOWLY = """
@@ -251,14 +258,7 @@ def read_lines_of(run: RunFolder) -> list[str]:
 def test_a_pass_goes_on_after_any_batch_without_bad_samples(
     run: RunFolder, digits_dataset: Path, tmp_path: Path
 ) -> None:
-    source = versions.resolve(digits_dataset)
-    version = tmp_path / "dataset" / "versions" / source.name
-    shutil.copytree(source, version)
-    shard = version / "val/000000.tar"
-    content = bytearray(shard.read_bytes())
-    content[600] ^= 1  # in the first sample, which makes the first batch empty
-    shard.unlink()
-    shard.write_bytes(content)
+    version = with_a_bad_sample(digits_dataset, tmp_path / "dataset")
     values = yaml.safe_load(run.config.read_text())
     values["evaluate"]["batch_size"] = 1
     values["loader"]["on_bad"] = "replace"
