@@ -131,7 +131,7 @@ class Agent:
             if self._chores.do("the succession", lambda: self._hands_over(evaluations), False):
                 return self._chores.do("the gatherer", self._gatherer.end, None)
             time.sleep(self._pause_s())
-        self._best.follow(evaluations.summaries_written)
+        self._best.follow(evaluations.summaries.written)
         self._chores.do("train.keep", lambda: self._pruner.prune(evaluations.open_steps), None)
         if reason is not None:
             self._leave(evaluations, training, reason)
@@ -158,7 +158,7 @@ class Agent:
         is_to_come = self._chores.do(
             "the evaluations", lambda: evaluations.advance(training, submitting=submitting), True
         )
-        self._chores.do("checkpoints/best", lambda: self._best.follow(evaluations.summaries_written), None)
+        self._chores.do("checkpoints/best", lambda: self._best.follow(evaluations.summaries.written), None)
         self._chores.do("train.keep", lambda: self._pruner.prune(evaluations.open_steps), None)
         self._chores.do("the gatherer", self._gatherer.keep, None)
         self._chores.do(
@@ -171,7 +171,7 @@ class Agent:
     def _heed_rules(self, evaluations: Evaluations, training: Training) -> None:
         """Record the rules of `evaluate.stop_when` that are met, and stop the training where one asks for
         it."""
-        for rule, found in self._rules.look(evaluations.summaries_written):
+        for rule, found in self._rules.look(evaluations.summaries.written):
             logger.warning("%s", "\n".join(found.lines()))
             self._journal.add_findings([found], "scores")
             if rule.then == "stop" and training == "going":
@@ -179,7 +179,7 @@ class Agent:
                 stop.order_stop(self._run, "rule", f"evaluate.stop_when: {found.evidence['what']}")
 
     def _record_forgotten(self, evaluations: Evaluations) -> None:
-        if found := self._forgetfulness.look(evaluations.summaries_written):
+        if found := self._forgetfulness.look(evaluations.summaries.written):
             self._journal.add_findings(found, "scores")
 
     def _is_left_soon(self, evaluations: Evaluations) -> bool:

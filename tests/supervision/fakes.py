@@ -37,7 +37,7 @@ from tasks.supervision.attempt import restarts, standstill, tuning
 from tasks.supervision.evaluating import evaluation_jobs, evaluations, following
 from tasks.supervision.ranks import node_ranks, other_node, trainer
 
-ROOT = Path(evaluation_jobs.__file__).parents[2]
+ROOT = Path(__file__).parents[2]
 """What must be on the path of a process that imports this module."""
 
 

@@ -13,17 +13,16 @@ import re
 import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 from tasks.core.config import reload
 from tasks.core.engines.slurm_queue import CANCELLED, silence_s
 from tasks.core.errors import TarmacError
-from tasks.core.files import read_json, write_atomic, write_json
+from tasks.core.files import write_atomic
 from tasks.core.lock import Lease, holder_of
 from tasks.core.schema import Config
 from tasks.evaluation import results
 from tasks.evaluation.expected import WantedEvaluation, wanted_of
-from tasks.runs import jobs, ledger, metrics
+from tasks.runs import jobs, ledger
 from tasks.runs.checkpoints import SETTLED_NS, CheckpointListing
 from tasks.runs.folder import RunFolder
 from tasks.runs.followed import Origin, origins_of
@@ -45,6 +44,7 @@ from tasks.supervision.evaluating.evaluations import (
     unfinished,
 )
 from tasks.supervision.evaluating.result_files import UnusableResults, result_of
+from tasks.supervision.evaluating.summaries import Summaries
 
 JOB = "tasks.supervision.evaluating.evaluation_jobs:run_job"
 FULL_LOOK_S = 30.0
@@ -104,8 +104,7 @@ class Evaluations:
         self._answered = {entry.key: entry.uid for entry in history if entry.state == "done"}
         self.unusable = UnusableResults(run)
         self._stale_summaries = True
-        self.summaries_written = 0
-        """How often `eval_results/` has changed by this agent."""
+        self.summaries = Summaries(run, config, self.unusable)
         self.open_steps: frozenset[int] = frozenset(wanted.step for wanted in self._wanted)
         """The steps of evaluations that are still to come, or have no result."""
         self._checkpoints = CheckpointListing(run)
@@ -370,40 +369,15 @@ class Evaluations:
             self._answered[entry.key] = entry.uid
 
     def _write_summaries(self) -> None:
-        """Write `eval_results/step_N.json` of every step whose tasks are all final.
+        """Write that of every step whose tasks are all final.
 
         A task that was asked for again in vain keeps the values it had.
         """
         for step in sorted({want.step for want in self._wanted}):
             wanted = [want for want in self._wanted if want.step == step]
-            if not all(map(self._is_settled, wanted)):
-                continue
-            values: dict[str, float] = {}
-            for want in wanted:
-                result = result_of(self._run.evaluation(*want.key))
-                if result is not None and self._answered.get(want.key) == want.uid:
-                    values |= {
-                        results.full_name(want.task, name): value for name, value in result.metrics.items()
-                    }
-            summary = {"global_step": step, "results": metrics.finite(values)}
-            path = self._run.eval_result(step)
-            if not self.unusable.is_summary(path) or read_json(path) != summary:
-                write_json(path, summary)
-                self.summaries_written += 1
-            self._hand_to_trainer(path, summary)
-
-    def _hand_to_trainer(self, path: Path, summary: dict[str, Any]) -> None:
-        """Write the summary where a trainer looks for it, too, unless it is there."""
-        folder = None if self._config.evaluate is None else self._config.evaluate.results_dir
-        if folder is None:
-            return
-        theirs = folder / path.name
-        try:
-            if not theirs.exists() or theirs.read_bytes() != path.read_bytes():
-                folder.mkdir(parents=True, exist_ok=True)
-                write_json(theirs, summary)
-        except OSError as error:  # which is no reason to evaluate anything again
-            logger.warning("evaluate.results_dir: %s cannot be written: %s", theirs, error)
+            if all(map(self._is_settled, wanted)):
+                answered = [want for want in wanted if self._answered.get(want.key) == want.uid]
+                self.summaries.write(step, answered)
 
     def _is_settled(self, want: WantedEvaluation) -> bool:
         """Whether it is final, with its result there if it is done: a deleted one is made again."""
