@@ -137,12 +137,7 @@ def train(folder: str) -> int:
         writer.append(metrics.make_row("train/step", step, "train", {"train/loss": loss}))
         if step == behaviour.get("nan_at"):
             return 1
-        if step == behaviour.get("stands_still_at") and (
-            behaviour.get("again") or not (run.checkpoints / "held.pt").exists()
-        ):
-            write_to_nobody(run.checkpoints / "held.pt")
-        if step == behaviour.get("die_at"):
-            os.kill(os.getpid(), signal.SIGKILL)
+        misbehave(run, step, behaviour)
         is_stopped = run.stop.exists() and not behaviour.get("deaf")
         if step % config.train.checkpoint_every == 0 or is_stopped:
             save(run, step, state)
@@ -150,6 +145,18 @@ def train(folder: str) -> int:
             return 0
     lock.close()
     return 0
+
+
+def misbehave(run: RunFolder, step: int, behaviour: dict[str, Any]) -> None:
+    """Do what the behaviour has for the end of this step: stand still, wait, die."""
+    held = run.checkpoints / "held.pt"
+    if step == behaviour.get("stands_still_at") and (behaviour.get("again") or not held.exists()):
+        write_to_nobody(held)
+    if step == behaviour.get("waits_to_be_stopped_at"):
+        while not run.stop.exists():
+            time.sleep(0.05)
+    if step == behaviour.get("die_at"):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def start_what_outlives_it(run: RunFolder, behaviour: dict[str, Any]) -> None:

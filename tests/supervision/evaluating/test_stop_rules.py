@@ -29,7 +29,8 @@ def test_a_training_that_gets_no_better_is_stopped_and_completed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its evaluations are done, the same start finds nothing to do, and `resume` goes on."""
-    run = make_run(tmp_path, {"step_s": 0.4, "top1": 0.5, "evaluation_s": 0.0}, **blocks(no_better_for=1))
+    behaviour = {"top1": 0.5, "evaluation_s": 0.0, "waits_to_be_stopped_at": 25}
+    run = make_run(tmp_path, behaviour, **blocks(no_better_for=1))
     status = finish(run)
     assert status.state == "cancelled" and status.is_complete and status.record.stopped_early
     assert "zero_shot_top1 is no better than 0.500 at step 10 for 1 values" in status.reason
