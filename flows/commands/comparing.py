@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 RunNames = Annotated[
     list[str] | None,
-    Parameter(help="Two runs or more: their folders, or the beginnings of their ids or names.", negative=()),
+    Parameter(help="Two to eight runs: their folders, or the beginnings of their ids or names.", negative=()),
 ]
 PageFile = Annotated[Path | None, Parameter(help="Where the page is written (default: beside the runs).")]
 WIDEST = 48

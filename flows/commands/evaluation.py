@@ -57,7 +57,7 @@ def evaluate(
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Evaluate what a run has not yet, a checkpoint of any trainer, or all that appear in a folder.
+    """Complete a run's evaluations, or evaluate a checkpoint of any trainer, or all that appear in a folder.
 
     A CONFIG gives recipe, model, data and evaluations. The same command again
     repeats nothing, and goes on with what is new.

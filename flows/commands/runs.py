@@ -111,9 +111,9 @@ def logs(
 ) -> int:
     """Print the last lines of a run's newest log, and follow it.
 
-    Unless an option says otherwise, it is the log that explains most: that
-    of the rank with which the end began, or of the first rank. With
-    --follow, it goes on over restarts and new attempts.
+    Unless an option says otherwise, it is the log of the rank that failed
+    first, else of rank 0; before the ranks have one, it is the agent's.
+    With --follow, it goes on over restarts and new attempts.
 
     For example:
       tarmac logs 2e94 -f
@@ -221,14 +221,19 @@ def forget(
     dismiss: Annotated[
         bool, Parameter(help="Remove nothing: only take it off the list of what needs you.")
     ] = False,
-    yes: Annotated[bool, Parameter(("--yes", "-y"), help="Remove it without asking.")] = False,
+    yes: Annotated[
+        bool,
+        Parameter(
+            ("--yes", "-y"), help="Remove it without asking; required with --json and without a terminal."
+        ),
+    ] = False,
     runs: RunsFolder = RUNS,
     as_json: AsJson = False,
 ) -> int:
     """Remove a run with its checkpoints and results, or dismiss its failure.
 
     A run that is at work is refused, and so is one whose checkpoint another
-    run starts from. The data that it kept from being pruned is free then.
+    run starts from. Dataset versions that only it used may then be pruned.
 
     For example:
       tarmac forget 2e94

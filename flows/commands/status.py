@@ -36,14 +36,17 @@ CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 
 def status(
     *,
-    watch: Annotated[bool, Parameter(help="Show it anew every two seconds, until Ctrl-C.")] = False,
+    watch: Annotated[
+        bool, Parameter(help="Show it anew every two seconds, until Ctrl-C; with --json one object per line.")
+    ] = False,
     runs: RunsFolder = RUNS,
     as_json: AsJson = False,
 ) -> int:
     """List all runs: those that need you, those at work, and the rest; datasets, builds and GPUs.
 
-    A run whose agent was killed is started again, unless train.on_crash
-    forbids it. A dataset older than schedule.fresh_within needs you, too.
+    A run whose agent was killed is started again, from its own machine or,
+    under Slurm, from any that reaches it: at most three times in a row
+    without a new checkpoint, unless train.on_crash is stop. A dataset older than schedule.fresh_within needs you, too.
     The exit code is always 0, because listing is not judging.
 
     For example:

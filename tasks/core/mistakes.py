@@ -103,7 +103,8 @@ def _other_reason(mistake: Any, block: type[BaseModel], noun: str) -> str:
         return f"unknown {noun}; {instead(str(mistake['loc'][-1]), list(_fields(mistake['loc'], block)))}"
     if mistake["type"] == "missing":
         field = _fields(mistake["loc"], block).get(str(mistake["loc"][-1]))
-        meaning = re.split(r"\.\s", (field.description or "") if field else "")[0].removesuffix(".")
+        described = " ".join((field.description or "").split()) if field else ""
+        meaning = re.split(r"\.\s", described)[0].removesuffix(".")
         return f"is required: {meaning}" if meaning else "is required and missing"
     if mistake["type"] in UNKNOWN_KIND:
         given = str(mistake["ctx"].get("tag", ""))

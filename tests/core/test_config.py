@@ -158,6 +158,9 @@ def test_a_missing_key_is_named() -> None:
     assert message.startswith(
         "dataset.source.path: is required: A file, a folder with all tables below it, or a pattern"
     )
+    model = "recipe: clip, model: {name: tarmac/digits}"
+    message = complaint(f"train={{{model}, batch_size: 64, steps: 600, checkpoint_every: 200}}")
+    assert message.startswith("train.lr: is required: The peak learning rate") and "\n" not in message
 
 
 def test_files_that_are_no_config(tmp_path: Path) -> None:
