@@ -46,8 +46,9 @@ def status(
 
     A run whose agent was killed is started again, from its own machine or,
     under Slurm, from any that reaches it: at most three times in a row
-    without a new checkpoint, unless train.on_crash is stop. A dataset older than schedule.fresh_within needs you, too.
-    The exit code is always 0, because listing is not judging.
+    without a new checkpoint, unless train.on_crash is stop. A dataset older
+    than schedule.fresh_within needs you, too. The exit code is always 0,
+    because listing is not judging.
 
     For example:
       tarmac status
