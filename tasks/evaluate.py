@@ -105,8 +105,7 @@ def _announce(run: RunFolder, config: str, summary: str, missing: Sequence[str])
     facts = {"step": found.global_step, "metrics": metrics}
     events.emit_run("evaluated", run, config, f"{summary}; {first}", **facts)
     asked = config_of(run).evaluate
-    if asked is not None and asked.best is not None:  # which has chosen among the checkpoints only now
-        events.emit_checkpoint(run, config, look_at_run(run).best)
+    events.emit_checkpoint(look_at_run(run))  # which may have been chosen only now
     events.emit_asset("evaluation", config, str(first), run=run.name, **facts)
     if short := shortfalls(asked, metrics):
         lines = "; ".join(short)

@@ -24,8 +24,8 @@ from prefect.settings import get_current_settings
 if TYPE_CHECKING:
     from tasks.core.schema import Config
     from tasks.dataset.building.result import BuildResult
-    from tasks.evaluation.best import BestCheckpoint
     from tasks.runs.folder import RunFolder
+    from tasks.supervision.status import RunStatus
 
 PULSE = "tarmac.flow-run.pulse"
 STOPPED = "tarmac.flow-run.stopped"
@@ -116,9 +116,10 @@ def emit_run(event: RunEvent, run: RunFolder, config: str, cause: str, **facts: 
     )
 
 
-def emit_asset(kind: AssetKind, config: str, description: str, **facts: Any) -> None:
+def emit_asset(kind: AssetKind, config: str, description: str, once: str = "", **facts: Any) -> None:
     """Report that this asset of a config, such as `tarmac://checkpoint/digits-clip`, was made anew, in the
-    events that Prefect emits for a function under its `@materialize`; `facts` are its metadata."""
+    events that Prefect emits for a function under its `@materialize`; `facts` are its metadata. Reports with
+    the same `once` are one event."""
     if get_current_settings().api.url is None:
         return
     named = AssetProperties(name=f"{kind} of {config}", description=description)
@@ -130,11 +131,14 @@ def emit_asset(kind: AssetKind, config: str, description: str, **facts: Any) -> 
         resource=AssetContext.asset_as_resource(asset),
         related=[AssetContext.asset_as_related(made_of), AssetContext.related_materialized_by(TAG)],
         payload=facts,
+        id=uuid5(SAME, f"{asset.key} {once}") if once else None,
     )
 
 
-def emit_checkpoint(run: RunFolder, config: str, best: BestCheckpoint | None) -> None:
-    """Report the checkpoint that `checkpoints/best` points at as an asset of the config, if there is one."""
-    if best is not None:
-        where = str(run.best.resolve())
-        emit_asset("checkpoint", config, str(best), run=run.name, step=best.step, folder=where)
+def emit_checkpoint(status: RunStatus) -> None:
+    """Report the checkpoint that `checkpoints/best` points at as an asset of the config, if there is one; once
+    in an attempt, however often this is called."""
+    if (best := status.best) is not None:
+        name, where = status.record.name, str(status.run.best.resolve())
+        once = f"{where} {len(status.record.attempts)}"
+        emit_asset("checkpoint", name, str(best), once, run=status.run.name, step=best.step, folder=where)

@@ -67,7 +67,7 @@ def train(run: RunFolder, begun: Started | None = None) -> StageResult[TrainedRu
         summary = _summary(run, status)
         if not started.is_up_to_date:
             events.emit_run("trained", run, config.name, f"trained: {summary}", step=status.step)
-            events.emit_checkpoint(run, config.name, look_at_run(run).best)
+            events.emit_checkpoint(look_at_run(run))
         how = "adopted; " if adopted else "up to date: " if started.is_up_to_date else ""
         effect: Effect = "adopted" if adopted else "unchanged" if started.is_up_to_date else "changed"
         return stage.result(how + summary, TrainedRun(run.path, started.changes), effect)

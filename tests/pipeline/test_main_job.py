@@ -48,7 +48,7 @@ def test_its_last_screen_says_what_happened_and_where_things_are(demo: Finished)
     for line in (
         r"✓ build +1,797 read = 1,797 accepted; 10 of 10 shards written",
         r"✓ verify +[0-9a-f]{12}: sound",
-        r"✓ tune +[012] workers?: [\d,]+ samples/s \([012] workers?: [\d,]+(, [012] workers?: [\d,]+)?\)",
+        r"✓ tune +[012] workers?: [\d,]+ samples/s( \(([012] workers?: [\d,]+(, )?)+\))?",
         r"✓ train +300 steps, loss \d+\.\d\d → \d+\.\d\d, waiting for data \d+\.\d %",
         r"✓ evaluate +2 checkpoints, 2 of 2 results",
         r"✓ gather +metrics and 2 evaluations in wandb run [0-9a-f]{12}-[0-9a-f]{8} \(offline\)",

@@ -82,6 +82,7 @@ def segfault() -> None:
 def killed() -> None:
     class Killed(Numbers):
         def happen(self) -> None:
+            time.sleep(2)  # as who takes a batch from a process that is gone reports a refused connection
             os.kill(os.getpid(), signal.SIGKILL)
 
     loop(DataLoader(Killed(), 8, num_workers=2))
