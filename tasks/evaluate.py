@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tasks import control, events, ownership
 from tasks.core import screen
@@ -102,7 +103,7 @@ def _announce(run: RunFolder, config: str, summary: str, missing: Sequence[str])
     if not isinstance(found, StepSummary):
         return
     metrics = {name: value for name, value in found.results.items() if math.isfinite(value)}
-    facts = {"step": found.global_step, "metrics": metrics}
+    facts: dict[str, Any] = {"step": found.global_step, "metrics": metrics}
     events.emit_run("evaluated", run, config, f"{summary}; {first}", **facts)
     asked = config_of(run).evaluate
     events.emit_checkpoint(look_at_run(run))  # which may have been chosen only now

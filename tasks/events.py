@@ -136,8 +136,8 @@ def emit_asset(kind: AssetKind, config: str, description: str, once: str = "", *
 
 
 def emit_checkpoint(status: RunStatus) -> None:
-    """Report the checkpoint that `checkpoints/best` points at as an asset of the config, if there is one; once
-    in an attempt, however often this is called."""
+    """Report the checkpoint that `checkpoints/best` points at as an asset of the config, if there is one;
+    once in an attempt, however often this is called."""
     if (best := status.best) is not None:
         name, where = status.record.name, str(status.run.best.resolve())
         once = f"{where} {len(status.record.attempts)}"

@@ -188,13 +188,13 @@ def resume(run: RunName, /, *, runs: RunsFolder = RUNS, as_json: AsJson = False)
         now = (provenance.code_digest(), provenance.versions())
         if changed := provenance.differences(last.code_digest, last.versions, *now):
             screen.warn(f"changed since its last attempt: {', '.join(changed)}")
+    changes = changes_to_resume(folder)
+    if any(change.startswith("dataset.output=") for change in changes):
+        versions = ", ".join(ref.version for ref in status.record.data)
+        screen.warn(f"its data has a newer version; the run goes on with its own, {versions}")
     if status.record.stopped_early:
         with Lease(folder.lease):
             record.save_record(folder, record.load_record(folder).having(stopped_early=False))
-    changes = changes_to_resume(folder)
-    if changes:
-        version = status.record.data[0].version
-        screen.warn(f"its data has a newer version; the run goes on with its own, {version}")
     if (followed := read_followed(folder)) is not None:
         given = (followed.path, followed.is_folder, followed.until_step)
         return evaluate_others(folder.config, *given, changes, as_json)

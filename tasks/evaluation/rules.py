@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Literal, NamedTuple
 
 from tasks.core.findings import Finding
@@ -36,7 +37,7 @@ def finding_of_rule(
     if rule.no_better_for is not None:
         code, what = "score.plateau", _plateau(rule, values, len(since), mode)
     else:
-        code, what = "score.limit", _limit(rule, values)
+        code, what = "score.limit", _limit(rule, values, after)
     if what is None:
         return None
     stops = rule.then == "stop"
@@ -65,11 +66,12 @@ def _plateau(rule: StopRule, values: Sequence[MetricValue], fresh: int, mode: Mo
     )
 
 
-def _limit(rule: StopRule, values: Sequence[MetricValue]) -> str | None:
-    """Say that the newest value has left the limit; None where it is within, or the one before had left it
-    already."""
+def _limit(rule: StopRule, values: Sequence[MetricValue], after: int | None) -> str | None:
+    """Say that the newest value is beyond the limit; None where it is not, or has been so since before the
+    step `after`."""
     newest = values[-1]
-    if not _is_out(rule, newest) or (len(values) > 1 and _is_out(rule, values[-2])):
+    out = list(takewhile(lambda one: _is_out(rule, one), reversed(values)))
+    if not out or (after is not None and out[-1].step <= after):
         return None
     limit = f"below {number(rule.below)}" if rule.below is not None else f"above {number(rule.above)}"
     how = f"{number(newest.value)}, {limit}" if math.isfinite(newest.value) else "not finite"

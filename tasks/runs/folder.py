@@ -194,8 +194,9 @@ class RunFolder:
 
 
 def list_runs(runs: Path) -> list[RunFolder]:
-    """Return every run under `runs`, by name; archived ones are left out."""
-    return [RunFolder(record.parent) for record in sorted(runs.glob("*/run.json"))]
+    """Return every run under `runs`, by name, without archived ones and those that are being removed."""
+    records = sorted(runs.glob("*/run.json"))
+    return [RunFolder(record.parent) for record in records if not record.parent.name.startswith(".")]
 
 
 def find(runs: Path, prefix: str) -> RunFolder:

@@ -6,10 +6,12 @@ that the processes of a run need nothing but the folder, wherever they start.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shlex
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -165,12 +167,48 @@ def command_to_resume(run: RunFolder) -> str:
 
 
 def changes_to_resume(run: RunFolder) -> list[str]:
-    """Return the changes of its own config, as for `--set`, with which the run is planned again on its own
-    version, even where a newer one is current by now."""
-    version = version_path(record.load_record(run).data[0])
+    """Return the changes of its own config, as for `--set`, with which the run is planned again where it lies
+    and on its own versions, even where newer ones are current by now.
+
+    UsageError where that makes another run, as when the folder was renamed.
+    """
+    own, data = configs.reload(run.config), record.load_record(run).data
+    changes = []
+    if own.runs.resolve() != run.path.parent.resolve():
+        changes.append(f"runs={run.path.parent.resolve()}")
+    if not all(map(_is_current, data)):
+        changes += _on_versions(own, data)
+    config = configs.load_config(run.config, changes)
+    made = locate(config, version_path(data[0]), read_followed(run))
+    if made.path.resolve() != run.path.resolve():
+        raise UsageError(
+            f"RUN: {run.name} cannot go on: its config makes {made.name} now, because the folder was renamed "
+            f"or other samples are left out of the data; tarmac train {near(run.config)} starts that one"
+        )
+    return changes
+
+
+def _is_current(ref: DataRef) -> bool:
+    version = version_path(ref)
     dataset = dataset_of(version)
-    is_current = dataset is None or (dataset / "current").resolve() == version.resolve()
-    return [] if is_current else [f"dataset.output={version}"]
+    return dataset is None or (dataset / "current").resolve() == version.resolve()
+
+
+def _on_versions(config: Config, data: Sequence[DataRef]) -> list[str]:
+    """The changes that name the versions themselves in the place of their datasets."""
+    changes = [f"dataset.output={version_path(data[0])}"]
+    if config.train is not None and config.train.data:
+        known = {
+            os.path.realpath(one): version_path(ref)
+            for ref in data
+            for one in (ref.dataset, version_path(ref))
+        }
+        shares = [
+            {"dataset": str(known.get(os.path.realpath(one.dataset), one.dataset)), "weight": one.weight}
+            for one in config.train.data
+        ]
+        changes.append(f"train.data={json.dumps(shares)}")
+    return changes
 
 
 def resolve(config: Config, version: Path) -> Config:

@@ -107,6 +107,14 @@ class RunRecord(BaseModel):
         """
         return holder is not None and bool(self.attempts) and self.attempts[-1].is_of(holder.identity)
 
+    def cancelled(self, reason: str) -> RunRecord:
+        """Return the record of a run whose agent was cancelled and did not record that itself."""
+        if self.state not in OVER:
+            return self.having(state="cancelled", reason=reason, job=None)
+        if self.job is not None and self.attempts:  # it was evaluated
+            return self.having_last(stopped=reason).having(job=None)
+        return self
+
     def having(self, **changes: Any) -> RunRecord:
         """Return a copy with some fields changed."""
         return self.model_copy(update=changes)

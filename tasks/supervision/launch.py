@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -18,12 +19,12 @@ from typing import Literal
 
 from tasks.core import screen
 from tasks.core.child import LAST_LINES
-from tasks.core.engines.slurm_queue import CANCELLED, require_slurm
+from tasks.core.engines.slurm_queue import CANCELLED, SlurmJob, require_slurm
 from tasks.core.errors import DataError, Withdrawn
 from tasks.core.lock import HEARTBEAT_S, STALE_S, Held, Holder, Lease
 from tasks.evaluation.best import is_due
 from tasks.runs import jobs, provenance, record, stop
-from tasks.runs.checkpoints import newest_sound
+from tasks.runs.checkpoints import list_checkpoints
 from tasks.runs.folder import RunFolder
 from tasks.runs.gpus import gpus_here
 from tasks.runs.jobs import Job, job_in
@@ -100,18 +101,35 @@ def revive(run: RunFolder) -> str:
     about it, empty where nothing was to be done or may be done.
 
     Whoever looks at a run may call it, on the machine of a local agent or wherever Slurm is. It is not
-    repeated more than REVIVALS times in a row without a new checkpoint.
+    repeated more than REVIVALS times in a row without a new checkpoint. A run whose job a person has
+    cancelled in Slurm is recorded as cancelled, because Slurm will forget that.
     """
     status = look_at_run(run)
-    if not was_killed(status) or not _may_revive(status):
+    if not was_killed(status):
         return ""
-    times = len(_lost_in_a_row(status))
+    cancelled = _job_that_was_cancelled(status)
+    if cancelled is None and not _may_revive(status):
+        return ""
+    killed = f"its agent was killed at step {status.step:,} of {status.steps:,}"
     try:
-        started = start_or_adopt(run, status.record.goal, by=status.record.started_by)
+        with Lease(run.lease):
+            if record.load_record(run) != status.record or run.stop.exists():
+                return ""  # somebody has cancelled or started it meanwhile
+            if cancelled is not None:
+                reason = f"{cancelled} of its agent was cancelled in Slurm"
+                record.save_record(run, status.record.cancelled(reason))
+                return ""
+            _start(run, status.record.goal, status.record.started_by)
     except Held:
-        return ""
-    what = "somebody else starts it again" if started.adopted else f"started again ({times} of {REVIVALS})"
-    return f"its agent was killed at step {status.step:,} of {status.steps:,}; {what}"
+        return f"{killed}; somebody else looks after it"
+    return f"{killed}; started again ({len(_lost_in_a_row(status))} of {REVIVALS})"
+
+
+def _job_that_was_cancelled(status: RunStatus) -> SlurmJob | None:
+    """The agent's job, if a person has cancelled it, who wants nothing of it to go on."""
+    job = job_in(status.run, status.record.job)
+    slurm = None if job is None else job.slurm
+    return slurm if slurm is not None and slurm.ending == CANCELLED else None
 
 
 def revive_in_slurm(run_folder: str, agent: str) -> None:
@@ -150,18 +168,17 @@ def _may_revive(status: RunStatus) -> bool:
     train, attempts = config_of(status.run).train, status.record.attempts
     if train is None or train.on_crash != "restart" or status.run.stop.exists():
         return False
-    if len(_lost_in_a_row(status)) > REVIVALS:
-        return False
     job = job_in(status.run, status.record.job)
-    if job is not None and job.slurm is not None:
-        return job.slurm.ending != CANCELLED  # by a person, who wants nothing of it to go on
-    return bool(attempts) and attempts[-1].host == socket.gethostname()
+    is_in_slurm = job is not None and job.slurm is not None
+    is_here = is_in_slurm or (bool(attempts) and attempts[-1].host == socket.gethostname())
+    return is_here and len(_lost_in_a_row(status)) <= REVIVALS
 
 
 def _lost_in_a_row(status: RunStatus) -> list[Attempt]:
     """The last attempts whose agents were killed without a new checkpoint."""
-    newest = newest_sound(status.run)
-    kept = 0.0 if newest is None else newest.path.stat().st_mtime
+    kept = 0.0
+    with suppress(OSError):  # one that is removed meanwhile
+        kept = max((one.path.stat().st_mtime for one in list_checkpoints(status.run)), default=0.0)
     lost = takewhile(lambda one: one.outcome in (None, "lost"), reversed(status.record.attempts))
     return [one for one in lost if one.started > kept] or status.record.attempts[-1:]
 
@@ -184,9 +201,10 @@ def follow(
         if until(status):
             return status
         if not status.agent_is_alive:
-            if not (revived := revive(run)):
-                raise DataError(_gone(look_at_run(run)))
-            screen.warn(f"{run.name}: {revived}")
+            if revived := revive(run):
+                screen.warn(f"{run.name}: {revived}")
+            elif not (until(status := look_at_run(run)) or status.agent_is_alive):
+                raise DataError(_gone(status))
         next_look = time.monotonic() + pause_after(time.monotonic() - began, POLL_S)
         while (left_s := next_look - time.monotonic()) > ON_PROGRESS_S:
             time.sleep(ON_PROGRESS_S)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tasks.core import config as configs
 from tasks.core.errors import TarmacError
-from tasks.core.lock import drop_stale_pins
+from tasks.core.lock import drop_stale_pins, holder_of
 from tasks.evaluation import results
 from tasks.runs import record
 from tasks.runs.checkpoints import list_checkpoints
@@ -23,6 +23,7 @@ from tasks.runs.data import dataset_of, version_path
 from tasks.runs.folder import RunFolder, list_runs
 from tasks.runs.jobs import agent_is_alive
 from tasks.runs.plan import move_away
+from tasks.supervision import stopping
 
 DRAFT = ".removed-"
 
@@ -50,7 +51,9 @@ def size_of(run: RunFolder) -> RunSize:
 
 def require_removable(run: RunFolder) -> None:
     """Raise TarmacError, with the fix, for a run that somebody works on or reads."""
-    if agent_is_alive(run):
+    leases = [run.gatherer_lease, *run.evaluations.glob("step_*/.*.lease")]
+    holders = [holder for lease in leases if (holder := holder_of(lease)) is not None]
+    if agent_is_alive(run) or stopping.living(run) or any(holder.is_alive() for holder in holders):
         raise TarmacError(f"{run.name} is at work; end it first: tarmac cancel {run.handle}")
     readers = [other.name for other in _readers(run)]
     if readers:

@@ -26,7 +26,7 @@ from tasks.loader import worker_state
 from tasks.runs import ledger, record, stop
 from tasks.runs.folder import RunFolder
 from tasks.runs.jobs import agent_is_alive, job_in
-from tasks.runs.record import OVER, UNDER_WAY
+from tasks.runs.record import UNDER_WAY
 from tasks.runs.stop import Who
 from tasks.supervision.allocation import cancel_reviver
 from tasks.supervision.ranks import trainer
@@ -92,11 +92,7 @@ def cancel(run: RunFolder, reason: str = "cancelled by the user", who: Who = "us
     if agent_is_alive(run):
         return True
     with Lease(run.lease):
-        state = record.load_record(run)
-        if state.state in OVER and state.job is not None and state.attempts:  # it was evaluated
-            record.save_record(run, state.having_last(stopped=reason).having(job=None))
-        elif state.state not in OVER:
-            record.save_record(run, state.having(state="cancelled", reason=reason, job=None))
+        record.save_record(run, record.load_record(run).cancelled(reason))
         run.stop.unlink(missing_ok=True)
     return False
 
@@ -112,14 +108,14 @@ def end(run: RunFolder, reason: str, who: Who = "user", patience_s: float | None
 
     A training that obeys leaves a checkpoint of its last step.
     """
-    known = _living(run)  # a process that is leaving takes its name from the record before it has ended
+    known = living(run)  # a process that is leaving takes its name from the record before it has ended
     obeys = True
     with contextlib.suppress(Held):  # somebody is preparing a start of it, which is not ours to stop
         obeys = cancel(run, reason, who)
     patience_s = patience(run) if patience_s is None else patience_s
     deadline = time.monotonic() + (patience_s if obeys else min(patience_s, ORPHANS_S))
     forced: tuple[RunProcess, ...] = ()
-    while left := _alive({**known, **_living(run)}):
+    while left := _alive({**known, **living(run)}):
         known |= left
         _leave_the_queue(run)  # a job that Slurm queues again is not there from the first
         if time.monotonic() > deadline:
@@ -132,7 +128,7 @@ def end(run: RunFolder, reason: str, who: Who = "user", patience_s: float | None
     if in_slurm and record.load_record(run).state in UNDER_WAY:  # Slurm ended it before it could record that
         with contextlib.suppress(Held):
             cancel(run, reason, who)
-    left = _alive({**known, **_living(run)})
+    left = _alive({**known, **living(run)})
     ended = tuple(process for identity, process in known.items() if identity not in left)
     holder = holder_of(run.lease)
     is_elsewhere = holder is not None and not holder.identity.is_visible and holder.is_alive()
@@ -159,7 +155,7 @@ def _alive(processes: Mapping[Identity | SlurmJob, RunProcess]) -> Processes:
     return {identity: process for identity, process in processes.items() if identity.is_alive()}
 
 
-def _living(run: RunFolder) -> Processes:
+def living(run: RunFolder) -> Processes:
     """The processes that live on this machine or in Slurm."""
     named: Processes = {}
     for process in _recorded(run):

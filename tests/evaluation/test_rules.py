@@ -44,7 +44,8 @@ def test_the_patience_begins_anew_after_the_rule_was_met() -> None:
 
 def test_a_limit_is_crossed_once() -> None:
     assert met([0.95, 0.85], below=0.9) == "m is 0.850, below 0.900, at step 20"
-    assert met([0.95, 0.85, 0.8], below=0.9) is None
+    assert met([0.95, 0.85, 0.8], after=20, below=0.9) is None
+    assert met([0.95, 0.85, 0.8], below=0.9) == "m is 0.800, below 0.900, at step 30", "both came at once"
     assert met([0.95, 0.85, 0.95, 0.8], after=20, below=0.9) is not None
     assert met([5.0, 11.0], above=10) == "m is 11.0, above 10.0, at step 20"
     assert met([5.0, math.nan], above=10) == "m is not finite, at step 20"

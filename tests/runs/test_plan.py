@@ -19,8 +19,9 @@ from tasks.core.quarantine_file import NAME, Quarantined, home, to_text
 from tasks.core.schema import Config, Train
 from tasks.runs import gpus, record
 from tasks.runs.data import data_of, left_out_by, version_path
+from tasks.runs.folder import RunFolder
 from tasks.runs.identity import DataRef, identity, run_id
-from tasks.runs.plan import locate, plan, resolve, resolve_for
+from tasks.runs.plan import changes_to_resume, locate, plan, resolve, resolve_for
 from tests.conftest import ROOT
 from tests.supervision.fakes import make_config, save
 
@@ -421,6 +422,29 @@ def test_a_run_names_and_pins_all_that_it_mixes(tmp_path: Path) -> None:
     assert locate(make_config(tmp_path), version) != run
     alone = changed(config, "train.data", shares_of(config, 5, 1)[:1])
     assert locate(alone, version) == locate(make_config(tmp_path), version)
+
+
+def test_a_mix_is_resumed_on_all_of_its_versions(tmp_path: Path) -> None:
+    config, version, other = with_another(tmp_path, 3, 1)
+    run = plan(config, version)
+    newer = make_version(tmp_path / "more", samples=31)
+    (other.parents[1] / "current").unlink()
+    (other.parents[1] / "current").symlink_to(f"versions/{newer.name}")
+    assert locate(config, version) != run
+    changes = changes_to_resume(run)
+    assert changes[0] == f"dataset.output={version}"
+    assert locate(configs.load_config(run.config, changes), version) == run
+
+
+def test_a_run_is_resumed_where_it_lies(tmp_path: Path) -> None:
+    run = plan(make_config(tmp_path), make_version(tmp_path))
+    (tmp_path / "archived").mkdir()
+    moved = RunFolder(run.path.rename(tmp_path / "archived" / run.name))
+    changes = changes_to_resume(moved)
+    assert f"runs={tmp_path / 'archived'}" in changes
+    renamed = RunFolder(moved.path.rename(tmp_path / "archived" / "kept"))
+    with pytest.raises(UsageError, match=f"RUN: kept cannot go on: its config makes {run.name} now"):
+        changes_to_resume(renamed)
 
 
 def shares_of(config: Config, *weights: float) -> list[dict[str, Any]]:

@@ -104,6 +104,16 @@ def test_nobody_is_started_against_a_persons_will(tmp_path: Path, why: str) -> N
     assert launch.revive(run) == "" and processes_of(tmp_path) == []
 
 
+def test_a_cancel_at_the_last_moment_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path, {"step_s": 0.1}, **RESTART)
+    launch.start_or_adopt(run)
+    wait_for(lambda: rows(run) >= 2)
+    kill_everything(tmp_path, run)
+    monkeypatch.setattr(launch, "_may_revive", lambda status: bool(stopping.end(run, "enough")))
+    assert launch.revive(run) == "" and processes_of(tmp_path) == []
+    assert record.load_record(run).state == "cancelled"
+
+
 def test_the_job_that_revives_waits_for_the_lease_of_a_lost_host(tmp_path: Path) -> None:
     """A killed agent of another host seems alive until its lease is stale."""
     run = make_run(tmp_path, {"step_s": 0.05}, **RESTART)

@@ -16,12 +16,13 @@ import pytest
 
 from flows import cli
 from tasks.core.files import read_json, write_json
-from tasks.core.lock import Lease, pinned
+from tasks.core.lock import Lease, holder_of, pinned
 from tasks.dataset.building.under_way import ProgressFile
 from tasks.runs import record
-from tasks.runs.folder import RunFolder
+from tasks.runs.folder import RunFolder, list_runs
 from tasks.runs.plan import plan
 from tasks.supervision import launch
+from tasks.supervision.status import look_at_run
 from tests.supervision.fakes import ROOT, make_config, make_run
 from tests.supervision.test_agent import finish, rank_of, rows, wait_for
 
@@ -108,6 +109,8 @@ def test_a_run_is_removed_with_what_it_pins(tmp_path: Path, capsys: pytest.Captu
     assert f"{run.name} stays (4 checkpoints, 1 result, " in capsys.readouterr().err and run.path.exists()
     left_over = run.path.with_name(".removed-of-a-killed-one")
     (left_over / "checkpoints").mkdir(parents=True)
+    shutil.copy(run.record, left_over)
+    assert list_runs(run.path.parent) == [run]
     assert tarmac(run, "forget", "--yes") == 0
     assert f"✓ removed {run.name}: 4 checkpoints" in capsys.readouterr().out
     assert list(run.path.parent.iterdir()) == [] and pinned(tmp_path / "data") == {}
@@ -127,6 +130,21 @@ def test_a_run_that_is_needed_is_not_removed(tmp_path: Path, capsys: pytest.Capt
     capsys.readouterr()
     assert tarmac(run, "forget", "--yes") == 1
     assert f"{run.name} is what {reader.name} starts from" in capsys.readouterr().err and weights.exists()
+
+
+def test_a_run_whose_evaluation_outlives_its_agent_is_not_removed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path, {"evaluation_s": 60.0})
+    launch.start_or_adopt(run)
+    launch.wait_for_training(run)
+    wait_for(lambda: holder_of(run.evaluation_lease(40, "zero_shot")) is not None)
+    os.kill(record.load_record(run).attempts[-1].pid, signal.SIGKILL)
+    wait_for(lambda: not look_at_run(run).agent_is_alive)
+    assert tarmac(run, "forget", "--yes") == 1
+    assert f"{run.name} is at work; end it first: tarmac cancel" in capsys.readouterr().err
+    cli.main(["cancel", str(run.path)])
+    assert tarmac(run, "forget", "--yes") == 0 and not run.path.exists()
 
 
 def test_a_failure_that_was_dismissed_needs_nobody_until_the_next(
