@@ -104,6 +104,23 @@ def test_a_reviver_starts_nothing_that_a_person_or_slurm_looks_after(tmp_path: P
     assert look_at_run(run).state == ("succeeded" if way == "requeue" else "cancelled")
 
 
+def test_a_waiting_job_that_a_person_cancels_stays_cancelled(tmp_path: Path) -> None:
+    """Slurm forgets it after a while, and without its ledger nobody could say why it is gone."""
+    command = ["sbatch", "--parsable", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 600"]
+    blocking = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    running = ["squeue", "-h", "-t", "R", "-j", blocking]
+    until("its start", lambda: subprocess.check_output(running), 60)
+    run = revivable(tmp_path, {"step_s": 0.2}, evaluate=None)
+    job = launch.start_or_adopt(run).job
+    assert job is not None
+    subprocess.run(["scancel", job.id], check=True)
+    subprocess.run(["scancel", blocking], check=True)
+    until("an empty queue", lambda: queue() == [], 120)
+    assert launch.revive(run) == "" and begun(run) == 0
+    state = record.load_record(run)
+    assert (state.state, state.job) == ("cancelled", None) and job.id in state.reason
+
+
 @pytest.mark.proof
 def test_a_killed_keeper_of_evaluations_is_started_again(tmp_path: Path) -> None:
     run = revivable(tmp_path, {"evaluation_s": 4.0})
