@@ -23,10 +23,10 @@ BLOCK = 32768
 HEADER = 7
 FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
-RECORD_HISTORY, RECORD_SUMMARY, RECORD_CONFIG, RECORD_METRIC, RECORD_RUN, RECORD_EXIT = 2, 3, 5, 12, 17, 18
+RECORD_HISTORY, RECORD_CONFIG, RECORD_METRIC, RECORD_RUN = 2, 5, 12, 17
 ITEM_KEY, ITEM_NESTED_KEY, ITEM_VALUE = 1, 2, 16
 METRIC_NAME, METRIC_GLOB, METRIC_AXIS = 1, 2, 4
-RUN_ID, RUN_CONFIG = 1, 4
+RUN_CONFIG = 4
 STEP = "_step"
 
 Fields = list[tuple[int, bytes]]
@@ -39,15 +39,12 @@ class WandbFile:
 
     `rows` are the logged rows in order, without wandb's own keys (`_step`, `_timestamp`, `_runtime`);
     `next_step` lies above every `_step` of them, the key under which the server keeps a row.
-    `is_finished` distinguishes a run that ended with `finish()` from one whose writer was killed.
     """
 
-    run_id: str | None
     rows: list[dict[str, Any]]
     next_step: int
     axes: dict[str, str]
     config: dict[str, Any]
-    is_finished: bool
 
 
 def files_of(wandb: Path) -> list[Path]:
@@ -63,7 +60,7 @@ def synced_of(path: Path) -> Path:
 
 def read_wandb_file(path: Path) -> WandbFile:
     """Read the file up to its end or a torn record; ValueError when it is no `.wandb` file."""
-    run_id, is_finished, next_step = None, False, 0
+    next_step = 0
     rows: list[dict[str, Any]] = []
     axes: dict[str, str] = {}
     config: dict[str, Any] = {}
@@ -78,15 +75,11 @@ def read_wandb_file(path: Path) -> WandbFile:
                 name = metric.get(METRIC_NAME) or metric.get(METRIC_GLOB, b"")
                 axes[name.decode()] = metric.get(METRIC_AXIS, b"").decode()
             elif number == RECORD_RUN:
-                run = fields(body)
-                run_id = dict(run)[RUN_ID].decode()
-                for part in (part for inner, part in run if inner == RUN_CONFIG):
+                for part in (part for inner, part in fields(body) if inner == RUN_CONFIG):
                     config.update(_items(part, 1))
             elif number == RECORD_CONFIG:
                 config.update(_items(body, 1))
-            elif number == RECORD_EXIT:
-                is_finished = True
-    return WandbFile(run_id, rows, next_step, axes, config, is_finished)
+    return WandbFile(rows, next_step, axes, config)
 
 
 def read_all(wandb: Path) -> tuple[list[dict[str, Any]], int]:

@@ -37,6 +37,7 @@ from tests.supervision import fakes
 from tests.supervision.conftest import processes_of
 from tests.supervision.fakes import make_config, make_run
 from tests.supervision.test_agent import wait_for
+from tests.supervision.tracking.test_wandb_file import is_finished
 from tests.supervision.tracking.wandb_server import Server, serving
 
 
@@ -136,7 +137,7 @@ def test_rows_and_evaluations_lie_on_their_axes(tmp_path: Path) -> None:
     assert_gathered(run)
     (path,) = wandb_file.files_of(run.wandb)
     found = wandb_file.read_wandb_file(path)
-    assert found.run_id == wandb_id(run) and found.is_finished
+    assert path.name == f"run-{wandb_id(run)}.wandb" and is_finished(path)
     assert found.axes == {
         "train/step": "",
         "eval/step": "",
