@@ -80,8 +80,6 @@ class FollowingNews(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    waits_for: str = ""
-    """What comes next, in a line."""
     quiet_s: float = 0
     """How long nothing new has come, where that is long; else 0."""
     last: int | None = None

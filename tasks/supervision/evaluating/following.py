@@ -159,7 +159,6 @@ class Follower:
 
     def _report(self) -> None:
         news = FollowingNews(
-            waits_for=self.words,
             quiet_s=0.0 if self.is_over else self._quiet_s(),
             last=self._followed.until_step if self._reached is None else self._reached.steps,
             left_out=self._left_out,

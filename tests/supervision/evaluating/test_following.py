@@ -70,27 +70,27 @@ def followed(tmp_path: Path) -> tuple[RunFolder, Path, Follower, Clock]:
 
 def test_a_checkpoint_is_taken_once_it_has_settled(followed: Any) -> None:
     run, folder, follower, clock = followed
-    assert not follower.look() and "no checkpoint yet; waits for the next" in read_news(run).waits_for
+    assert not follower.look() and "no checkpoint yet; waits for the next" in follower.words
     save_weights(folder / "epoch_1.pt")
-    assert not follower.look() and "epoch_1.pt is being written" in read_news(run).waits_for
+    assert not follower.look() and "epoch_1.pt is being written" in follower.words
     save_weights(folder / "epoch_1.pt", 1)
     clock.now += following.SETTLED_S
     assert not follower.look(), "it has changed"
     clock.now += following.SETTLED_S
     assert follower.look()
     assert origins_of(run)[1].path == folder / "epoch_1.pt" and not follower.look()
-    assert "took epoch_1.pt as step 1, its epoch" in read_news(run).waits_for
+    assert "took epoch_1.pt as step 1, its epoch" in follower.words
 
 
 def test_a_torn_checkpoint_is_given_up_once_and_taken_when_it_is_written_again(followed: Any) -> None:
     run, folder, follower, clock = followed
     tear(save_weights(folder / "epoch_1.pt"))
     settle(follower, clock)
-    assert origins_of(run) == {} and "epoch_1.pt is torn" in read_news(run).waits_for
+    assert origins_of(run) == {} and "epoch_1.pt is torn" in follower.words
     settle(follower, clock, following.TORN_S)
     assert origins_of(run)[1].unusable == "epoch_1.pt is torn: its end is missing"
     settle(follower, clock, following.TORN_S)
-    assert len(origins_of(run)) == 1 and "waits for the next" in read_news(run).waits_for
+    assert len(origins_of(run)) == 1 and "waits for the next" in follower.words
     save_weights(folder / "epoch_1.pt")
     settle(follower, clock)
     assert not origins_of(run)[1].unusable
@@ -119,7 +119,7 @@ def test_the_trainers_record_or_the_given_number_is_the_end(followed: Any) -> No
     (folder / "params.txt").write_text("epochs: 2\n")
     save_weights(folder / "checkpoints/epoch_1.pt")
     settle(follower, clock)
-    assert not follower.is_over and "until 2 (params.txt)" in read_news(run).waits_for
+    assert not follower.is_over and "until 2 (params.txt)" in follower.words
     save_weights(folder / "checkpoints/epoch_2.pt")
     follower.look()
     assert not follower.is_over, "it is not taken yet"
