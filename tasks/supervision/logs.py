@@ -1,7 +1,8 @@
 """Reads what a run's processes print, from the newest attempt on, over restarts and requeues.
 
-A log is followed by its path: where the agent starts the ranks again it sets their logs aside, and a new
-attempt has a folder of its own, so a reader that kept its file open would wait for ever.
+Where the agent starts the ranks again it sets their logs aside, and a new attempt has a folder of its own. So
+whoever follows a log looks for the newest again and again. The one before stays open, as it is read to its
+end first.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from tasks.core.errors import UsageError
 from tasks.runs import ledger, record
@@ -28,7 +30,7 @@ PIECE = 1 << 16
 
 @dataclass(frozen=True)
 class LogPart:
-    """Bytes of a log; `begins` where they are the first that come from `path`."""
+    """Bytes of a log; `begins` where those before them come from another."""
 
     path: Path
     content: bytes
@@ -69,25 +71,30 @@ def last_lines(log: Path, lines: int) -> list[str]:
 
 def follow_log(find: Callable[[], Path], is_over: Callable[[], bool], path: Path) -> Iterator[LogPart]:
     """Yield what is appended to a log from now on, and what the logs hold that `find` returns after it; ends
-    when nothing came since `is_over`."""
-    offset, inode = _size(path), _inode(path)
-    looked, over, begins = time.monotonic(), False, False
-    while True:
-        content = _read_from(path, offset, inode)
-        if content:
-            yield LogPart(path, content, begins)
-            offset, begins = offset + len(content), False
-            continue
-        newest = find()
-        if newest != path or _inode(newest) != inode:
-            path, offset, inode, begins = newest, 0, _inode(newest), True
-            continue
-        if over:
-            return
-        if time.monotonic() - looked >= LOOK_S:
-            looked, over = time.monotonic(), is_over()  # read once more, as it may have written until now
-            continue
-        time.sleep(POLL_S)
+    when nothing came since `is_over`. Where `find` raises UsageError, its log is waited for."""
+    logs: dict[int, BinaryIO] = {}
+    try:
+        log, newest, begins = _opened(lambda: path, logs), None, False
+        if log is not None:
+            log.seek(0, os.SEEK_END)
+        looked, over = time.monotonic(), False
+        while True:
+            if log is not None and (content := log.read(PIECE)):
+                yield LogPart(path, content, begins)
+                begins = False
+            elif newest is not None:  # what was written to the last one until this was found has been read
+                log, path, newest, begins = newest, Path(newest.name), None, True
+            elif (found := _opened(find, logs)) is not None and found is not log:
+                newest = found
+            elif over:
+                return
+            elif time.monotonic() - looked >= LOOK_S:
+                looked, over = time.monotonic(), is_over()  # read once more, as it may have written until now
+            else:
+                time.sleep(POLL_S)
+    finally:
+        for one in logs.values():
+            one.close()
 
 
 def _evaluation_log(run: RunFolder, step: int, task: str) -> Path:
@@ -100,24 +107,14 @@ def _evaluation_log(run: RunFolder, step: int, task: str) -> Path:
     raise UsageError(f"--evaluation: no job was started for {step}/{task} of {run.name}; it has: {there}")
 
 
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def _inode(path: Path) -> int:
+def _opened(find: Callable[[], Path], logs: dict[int, BinaryIO]) -> BinaryIO | None:
+    """Return the log that `find` names, where it was read to if it is among `logs`, which are kept by their
+    inodes; None where there is none yet, as before an attempt's ranks start, and while they start again."""
     try:
-        return path.stat().st_ino
-    except FileNotFoundError:
-        return 0
-
-
-def _read_from(path: Path, offset: int, inode: int) -> bytes:
-    """Return the next piece of the very file that was followed; empty where another has its path by now."""
-    try:
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_ino != inode:
-                return b""
-            file.seek(offset)
-            return file.read(PIECE)
-    except FileNotFoundError:
-        return b""
+        log = find().open("rb", buffering=0)
+    except (UsageError, FileNotFoundError):
+        return None
+    known = logs.setdefault(os.fstat(log.fileno()).st_ino, log)
+    if known is not log:
+        log.close()
+    return known
