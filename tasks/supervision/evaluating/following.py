@@ -55,6 +55,8 @@ class Follower:
     ) -> None:
         self._run, self._followed, self._clock = run, followed, clock
         self._taken = origins_of(run)
+        self._reported = dict(self._taken)
+        """What had been taken when `look` last returned."""
         self._since: dict[Path, tuple[Stamps, float]] = {}
         """What each pending checkpoint last looked like, and since when."""
         self._began = self._last_news = clock()
@@ -65,8 +67,21 @@ class Follower:
         self._pending: list[Pending] = []
 
     def look(self) -> bool:
-        """Take what is whole by now, and report; return whether anything was taken."""
-        before = dict(self._taken)
+        """Take what is whole by now, and report; return whether anything was taken since this last returned.
+
+        OSError where the folder cannot be read, but what was taken before is returned first.
+        """
+        try:
+            self._take_and_report()
+        except OSError:
+            if self._taken == self._reported:
+                raise
+            # The next look meets the error again, if it lasts.
+        is_new = self._taken != self._reported
+        self._reported = dict(self._taken)
+        return is_new
+
+    def _take_and_report(self) -> None:
         self.observe()
         self._torn = ""
         for saved, stamps in self._pending:
@@ -75,39 +90,38 @@ class Follower:
                 self._since[saved.path] = (stamps, self._clock())
             elif (age_s := self._clock() - since) >= SETTLED_S:
                 self._take_if_whole(saved, stamps, age_s)
-        is_new = self._taken != before
-        if is_new:
+        if self._taken != self._reported:
             now = self._clock()
             self._longest_pause = max(self._longest_pause, now - self._last_news)
             self._last_news = now
             self.observe()
         self._report()
-        return is_new
 
     def observe(self) -> None:
         """Look which checkpoints are there that the run has not taken as they are now; OSError where the
-        folder cannot be read."""
-        self._left_out = {}
-        self._pending = []
-        for saved in self._saved():
+        folder cannot be read, and then what was pending is so still."""
+        left_out: dict[str, str] = {}
+        pending: list[Pending] = []
+        there = [(saved, stamped(saved.path)) for saved in self._saved()]
+        unit = self._unit_of(there)
+        for saved, stamps in there:
             origin = self._taken.get(saved.number)
             if origin is not None and origin.path != saved.path:
-                self._left_out[saved.path.name] = f"its number is that of {origin.path.name}"
-            elif self._unit not in (saved.unit, None):
-                self._left_out[saved.path.name] = f"it counts {saved.unit}s, and the others {self._unit}s"
-            else:
-                stamps = stamped(saved.path)
-                if stamps and (origin is None or origin.files != stamps):
-                    self._pending.append((saved, stamps))
-        self._since = {
-            saved.path: self._since[saved.path] for saved, _ in self._pending if saved.path in self._since
-        }
+                left_out[saved.path.name] = f"its number is that of {origin.path.name}"
+            elif unit not in (saved.unit, None):
+                left_out[saved.path.name] = f"it counts {saved.unit}s, and the others {unit}s"
+            elif stamps and (origin is None or origin.files != stamps):
+                pending.append((saved, stamps))
         self._reached = record_in(self._followed.path) if self._followed.is_folder else None
+        self._left_out, self._pending = left_out, pending
+        self._since = {
+            saved.path: self._since[saved.path] for saved, _ in pending if saved.path in self._since
+        }
 
     @property
     def is_over(self) -> bool:
         """Whether the last checkpoint was taken: the trainer's record or the user names it."""
-        if self._pending:
+        if self._pending or self._taken != self._reported:
             return False
         if not self._followed.is_folder:
             return bool(self._taken)
@@ -137,9 +151,12 @@ class Follower:
             ends.append(f"until {self._reached.steps:,} ({self._reached.file.name})")
         return f"waits for the next, {' or '.join(ends) or 'until it is cancelled'}"
 
-    @property
-    def _unit(self) -> Unit | None:
-        return next((origin.unit for origin in self._taken.values()), None)
+    def _unit_of(self, there: list[Pending]) -> Unit | None:
+        """Return what the folder counts in: as what was taken does, else steps where any have weights."""
+        units = {origin.unit for origin in self._taken.values()} or {
+            saved.unit for saved, stamps in there if stamps
+        }
+        return "step" if "step" in units else next(iter(units), None)
 
     def _saved(self) -> list[SavedCheckpoint]:
         path = self._followed.path

@@ -114,6 +114,54 @@ def test_what_does_not_count_as_the_others_do_is_left_out_and_named(
     assert len(caplog.records) == 2
 
 
+def test_steps_are_taken_where_steps_and_epochs_are_there_at_first(followed: Any) -> None:
+    run, folder, follower, clock = followed
+    save_weights(folder / "epoch_1.pt")
+    save_weights(folder / "step_500.pt")
+    settle(follower, clock)
+    save_weights(folder / "step_1000.pt")
+    settle(follower, clock)
+    assert set(origins_of(run)) == {500, 1000}
+    assert read_news(run).left_out == {"epoch_1.pt": "it counts epochs, and the others steps"}
+
+
+def test_a_folder_without_weights_leaves_no_epoch_out(followed: Any) -> None:
+    run, folder, follower, clock = followed
+    save_weights(folder / "epoch_1.pt")
+    (folder / "step_500").mkdir()
+    settle(follower, clock)
+    assert set(origins_of(run)) == {1}
+
+
+def test_what_was_taken_before_an_error_is_reported(followed: Any) -> None:
+    run, folder, follower, clock = followed
+    for step in (1, 2):
+        save_weights(folder / f"step_{step}.pt")
+    run.checkpoints.mkdir()
+    run.checkpoint(2).touch()  # so that nothing can be written below it
+    follower.look()
+    clock.now += following.SETTLED_S
+    assert follower.look() and set(origins_of(run)) == {1}
+    with pytest.raises(OSError, match="step_00000002"):
+        follower.look()
+    run.checkpoint(2).unlink()
+    assert follower.look() and set(origins_of(run)) == {1, 2}
+
+
+def test_nothing_is_over_while_it_cannot_be_seen(followed: Any) -> None:
+    run, folder, _, clock = followed
+    follower = Follower(run, Followed(path=folder, is_folder=True, until_step=1), clock)
+    save_weights(folder / "step_1.pt")
+    settle(follower, clock)
+    assert follower.is_over
+    save_weights(folder / "step_1.pt", 1)
+    follower.look()
+    folder.rename(folder.with_name("away"))
+    with pytest.raises(FileNotFoundError):
+        follower.look()
+    assert not follower.is_over, "it is written again"
+
+
 def test_the_trainers_record_or_the_given_number_is_the_end(followed: Any) -> None:
     run, folder, follower, clock = followed
     (folder / "params.txt").write_text("epochs: 2\n")
@@ -303,6 +351,13 @@ def test_a_folder_that_goes_away_for_a_while_ends_nothing(tmp_path: Path) -> Non
     (tmp_path / "away").rename(folder)
     save_weights(folder / "step_2.safetensors")
     assert launch.wait_for_evaluations(run).is_complete
+
+
+def test_the_last_one_is_evaluated_although_it_cannot_be_reported(tmp_path: Path) -> None:
+    run, folder = make_following(tmp_path, until=1)
+    save_weights(folder / "step_1.safetensors")
+    run.following.mkdir()  # so that no file gets its place
+    assert finish(run).is_complete and (run.path / "evaluated").read_text().split() == ["1"]
 
 
 @pytest.mark.skipif("TARMAC_NANOVLM" not in os.environ, reason="TARMAC_NANOVLM names no sources of nanoVLM")
