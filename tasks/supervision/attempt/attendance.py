@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tasks.core.files import write_json
-from tasks.core.findings import Finding
 from tasks.core.process import Identity
 from tasks.core.schema import Config
 from tasks.diagnosis.observation.machine import oom_kills
@@ -97,7 +96,8 @@ class Attendance:
             news = self._chores.do("the watch", functools.partial(watch.look, pids), None)
             self._chores.do("the news of the watch", functools.partial(self._record_news, news), None)
             self._chores.do("sanity.jsonl", self._journal.copy_sanity, None)
-            self._chores.do("the pace", lambda: self._record_slow(slowness.look(pids)), None)
+            stands = watch.stands is not None
+            self._chores.do("the pace", functools.partial(self._record_slow, slowness, pids, stands), None)
             acts = not is_stopping and self._train.on_stall != "report"
             if acts and isinstance(news, Stalled) and not news.is_paused:
                 self._verdict = news.reason
@@ -127,7 +127,8 @@ class Attendance:
         if news is not None:
             self._stalled[news.phase] = self._stalled.get(news.phase, 0.0) + news.stood_s
 
-    def _record_slow(self, findings: Sequence[Finding]) -> None:
+    def _record_slow(self, slowness: Slowness, pids: Sequence[int], stands_still: bool) -> None:
+        findings = slowness.look(pids, stands_still)
         for finding in findings:
             logger.warning("%s", "\n".join(finding.lines()))
         if findings:

@@ -28,10 +28,15 @@ class Slowness:
         self._watch: SlowWatch | None = None
         self._last: phases.Phase | None = None
         self._looked = 0.0
+        self._stood = False
 
-    def look(self, pids: Sequence[int]) -> Sequence[Finding]:
-        """Return what was newly found; `pids` are the processes of the ranks."""
+    def look(self, pids: Sequence[int], stands_still: bool = False) -> Sequence[Finding]:
+        """Return what was newly found; `pids` are the processes of the ranks. While the training
+        `stands_still`, it is not slow: the verdict on that is another's."""
         now = time.monotonic()
+        if stands_still:
+            self._stood = True
+            return ()
         if now - self._looked < LOOK_S:
             return ()
         self._looked = now
@@ -39,6 +44,9 @@ class Slowness:
         if newest is None or newest.pid not in pids or newest.phase == "start":
             return ()
         watch = self._watch or self._begin(pids[0], now)
+        if self._stood:
+            self._stood = False
+            watch.course.stalled(now)
         if self._last is None or newest.at > self._last.at:
             self._last = newest
             watch.note(newest.phase, newest.step, now)
