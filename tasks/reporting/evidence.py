@@ -6,6 +6,7 @@ the part of the page that depends on it, and the reason is shown to the reader.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,6 +132,7 @@ def collect(run: RunFolder, metrics_too: bool = True) -> RunContents:
             return None
 
     alive = attempt(run.record, lambda _: agent_is_alive(run))  # first: what it then wrote is in the rest
+    now = time.time() if alive else None
     settings = attempt(run.config, config.reload)
     read_results = [attempt(path, _read_result) for path in results.files_of(run)]
     names = [path.name.removeprefix("step_") for path in run.checkpoints.glob("step_*")]
@@ -150,7 +152,7 @@ def collect(run: RunFolder, metrics_too: bool = True) -> RunContents:
         best=attempt(run.best, lambda _: standing(run, settings)) if settings is not None else None,
         origins=origins_of(run),
         last_checkpoint=max((int(name) for name in names if name.isdecimal()), default=0),
-        goodput=attempt(run.attempts, lambda _: goodput_of(run, known)) if known is not None else None,
+        goodput=attempt(run.attempts, lambda _: goodput_of(run, known, now)) if known is not None else None,
         phase=phases.read_phase(run.phase()),
         agent_is_alive=bool(alive),
         unreadable=unreadable,

@@ -76,7 +76,8 @@ def goodput_of(run: RunFolder, record: RunRecord, now: float | None = None) -> G
     """Return the goodput of a run up to its last sign of life, or up to `now` for a training that is alive;
     None before its ranks began."""
     until = None if record.state in OVER else now
-    lives = [read_lives(run, number, until) for number in range(1, len(record.attempts) + 1)]
+    stands_still = record.state == "stalled"
+    lives = [read_lives(run, number, until, stands_still) for number in range(1, len(record.attempts) + 1)]
     return add_up(record.attempts, lives)
 
 

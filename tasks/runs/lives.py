@@ -1,7 +1,8 @@
 """`attempts/<n>/lives.jsonl`: each start of a training's ranks within an attempt, from its begin to its end.
 
-The agent appends a line when the ranks have ended; where the agent was killed too, the next one does, from
-the last sign of life. So what an attempt did with its time is known although nobody kept a clock.
+The agent appends a line when the ranks have ended, and one for each standstill before that; where the agent
+was killed too, the next one does, from the last sign of life. So what an attempt did with its time is known
+although nobody kept a clock.
 """
 
 from __future__ import annotations
@@ -42,10 +43,12 @@ class Life:
         return max(self.spent.get("step", 0.0) - self.stalled.get("step", 0.0), 0.0)
 
 
-def read_lives(run: RunFolder, attempt: int, now: float | None = None) -> list[Life]:
+def read_lives(
+    run: RunFolder, attempt: int, now: float | None = None, stands_still: bool = False
+) -> list[Life]:
     """Return the lives of an attempt, oldest first, with the present one up to its last sign, or up to `now`
-    where that is given."""
-    found, present = recorded_lives(run, attempt), _present(run, attempt, now)
+    where that is given: the time since then is stalled if it `stands_still`."""
+    found, present = recorded_lives(run, attempt), _present(run, attempt, now, stands_still)
     return found if present is None or _is_known(present, found) else [*found, present]
 
 
@@ -71,6 +74,21 @@ def end_life(
     append_line(run.lives(attempt), json.dumps(line, ensure_ascii=False))
 
 
+def add_stall(run: RunFolder, attempt: int, pid: int, phase: str, seconds: float) -> None:
+    """Record a standstill, which is over, of the present life, whose first rank is the process `pid`."""
+    line = {"stalled_pid": pid, "phase": phase, "seconds": round(seconds, 3)}
+    append_line(run.lives(attempt), json.dumps(line))
+
+
+def _stalled(run: RunFolder, attempt: int, pid: int) -> dict[str, float]:
+    """The seconds, by phase, that were recorded as standstills of this process."""
+    found: dict[str, float] = {}
+    for line in read_lines(run.lives(attempt))[0]:
+        if isinstance(line, dict) and line.get("stalled_pid") == pid:
+            found[line["phase"]] = found.get(line["phase"], 0.0) + line["seconds"]
+    return found
+
+
 def recorded_lives(run: RunFolder, attempt: int) -> list[Life]:
     """Return the lives of an attempt that have ended, oldest first."""
     found = []
@@ -82,7 +100,7 @@ def recorded_lives(run: RunFolder, attempt: int) -> list[Life]:
     return found
 
 
-def _present(run: RunFolder, attempt: int, now: float | None) -> Life | None:
+def _present(run: RunFolder, attempt: int, now: float | None, stands_still: bool = False) -> Life | None:
     """The life whose first rank the attempt has on record, from its last sign; None without one."""
     phase = phases.read_phase(run.phase())
     try:
@@ -92,8 +110,13 @@ def _present(run: RunFolder, attempt: int, now: float | None) -> Life | None:
     if phase is None or phase.pid != rank.pid or phase.at < rank.started - 1:
         return None
     ended = phase.at if now is None else max(now, phase.at)
-    spent = {**phase.spent, phase.phase: phase.spent.get(phase.phase, 0.0) + ended - phase.at}
-    return Life(rank.pid, rank.started, ended, phase.first_step, phase.step, spent, phase.data_wait_s)
+    silent_s = ended - phase.at
+    spent = {**phase.spent, phase.phase: phase.spent.get(phase.phase, 0.0) + silent_s}
+    stalled = _stalled(run, attempt, rank.pid)
+    if stands_still:
+        stalled[phase.phase] = stalled.get(phase.phase, 0.0) + silent_s
+    steps = (phase.first_step, phase.step)
+    return Life(rank.pid, rank.started, ended, *steps, spent, phase.data_wait_s, stalled)
 
 
 def _is_known(life: Life, known: list[Life]) -> bool:

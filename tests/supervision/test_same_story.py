@@ -25,7 +25,7 @@ from tasks.core.files import write_json
 from tasks.core.lock import Lease
 from tasks.core.pace import Pace
 from tasks.evaluation.expected import wanted_of
-from tasks.reporting import summary
+from tasks.reporting import evidence, summary
 from tasks.runs import ledger, metrics, record
 from tasks.runs.folder import RunFolder
 from tasks.runs.ledger import LedgerEntry
@@ -120,6 +120,10 @@ def assert_same_story(run: RunFolder) -> str:
     assert [(int(step.replace(",", "")), task) for task, step in paged] == lost
     assert row["evaluations_done"] == row["evaluations_by_state"].get("done", 0)
 
+    if state == "stalled" and row["goodput"] is not None and status.agent_is_alive and status.stalled_s > 1:
+        assert row["goodput"]["seconds"]["stalled"] > 0
+        assert re.search(r"^Goodput .*\bstalled \d", page, re.MULTILINE), page
+
     progress = _progress_of(status)
     is_idle = state in ("queued", "stalled", "planned") or state in OVER or row["silent_s"] > 0
     if is_idle or status.reason.startswith("starts again"):
@@ -195,6 +199,8 @@ def test_a_run_that_stalls_goes_on_and_is_cancelled(tmp_path: Path) -> None:
     seen.watch(lambda status: status.state == "stalled")
     os.kill(rank.pid, signal.SIGCONT)
     seen.watch(lambda status: status.state == "running")
+    for goodput in (look_at_run(run).goodput, evidence.collect(run).goodput):
+        assert goodput is not None and goodput.spent["stalled"] > 0, "the standstill counts before the end"
     stopping.end(run, "of a test", "user")
     seen.watch(lambda status: not status.agent_is_alive)
     assert seen.states[-3:] == ["stalled", "running", "cancelled"]

@@ -124,7 +124,9 @@ class Attendance:
             self._journal.set_state("running")
 
     def _count_stall(self, news: GoesOn | None) -> None:
-        if news is not None:
+        if news is not None and self._ranks is not None:
+            first = self._ranks.identities[0].pid
+            lives.add_stall(self._run, self._journal.number, first, news.phase, news.stood_s)
             self._stalled[news.phase] = self._stalled.get(news.phase, 0.0) + news.stood_s
 
     def _record_slow(self, slowness: Slowness, pids: Sequence[int], stands_still: bool) -> None:
