@@ -208,7 +208,7 @@ class Agent:
     def _leave(self, evaluations: Evaluations, training: Training, reason: str) -> None:
         """End the evaluations, because whoever stops a run wants nothing of it to go on."""
         evaluations.end_jobs(here_only=self._is_ended_by_slurm)
-        if training == "complete":
+        if training == "complete" or self._journal.record.stopped_early:
             status = look_at_run(self._run)
             if status.evaluations_done < len(status.evaluations):
                 self._journal.evaluations_stopped(reason)

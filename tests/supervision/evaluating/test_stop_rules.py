@@ -9,15 +9,15 @@ import pytest
 
 from flows import cli
 from flows.commands.status import status as status_command
-from tasks.core.errors import UsageError
+from tasks.core.errors import UsageError, Withdrawn
 from tasks.core.files import read_json
 from tasks.core.lock import Lease
 from tasks.runs import record
 from tasks.runs.run_findings import read_findings
-from tasks.supervision import launch
+from tasks.supervision import launch, stopping
 from tasks.supervision.status import look_at_run
 from tests.supervision.fakes import make_run
-from tests.supervision.test_agent import assert_undisturbed, finish
+from tests.supervision.test_agent import assert_undisturbed, finish, wait_for
 
 
 def blocks(**rule: Any) -> dict[str, Any]:
@@ -67,6 +67,23 @@ def test_a_rule_may_be_about_a_row_of_metrics(tmp_path: Path) -> None:
     status = finish(run)
     assert status.record.stopped_early and 11 <= status.checkpoints[-1] < 40
     assert "train/loss is 0.0909, below 0.100, at step 11" in status.reason
+
+
+LOSS_RULE = {"metric": "train/loss", "mode": "max", "no_better_for": 10}
+"""A rule that the fake training, whose loss only falls, meets from step 11 on."""
+
+
+def test_evaluations_of_a_training_that_a_rule_stopped_can_be_cancelled(tmp_path: Path) -> None:
+    asked = {"every": 10, "tasks": ["zero_shot"], "stop_when": LOSS_RULE}
+    run = make_run(tmp_path, {"evaluation_s": 600.0, "step_s": 0.3}, evaluate=asked)
+    launch.start_or_adopt(run)
+    wait_for(lambda: look_at_run(run).record.stopped_early and (run.path / "evaluated").exists())
+    assert not stopping.end(run, "enough", patience_s=20.0).forced
+    with pytest.raises(Withdrawn, match="its evaluations were cancelled: enough"):
+        launch.wait_for_evaluations(run)
+    (run.path / "fake.json").write_text('{"evaluation_s": 0.0}')
+    status = finish(run)
+    assert status.is_complete and status.record.stopped_early and status.stopped is None
 
 
 def test_the_best_by_each_of_several_metrics_has_a_link(tmp_path: Path) -> None:
