@@ -130,12 +130,6 @@ def standing(run: RunFolder, config: Config) -> BestCheckpoint | None:
     return BestCheckpoint(checkpoint.step, VALIDATION_LOSS, loss, "" if asked is None else asked.metric)
 
 
-def mode_of(config: Config) -> Mode:
-    """Whether the highest or the lowest value of `evaluate.best` is the best one."""
-    assert config.evaluate is not None and config.evaluate.best is not None
-    return config.evaluate.best.mode or direction_of(config, config.evaluate.best.metric)
-
-
 def direction_of(config: Config, metric: str) -> Mode:
     """Whether the highest or the lowest value of a metric is the best one; of a key of `metrics.jsonl`, that
     is the lowest of a loss."""
