@@ -125,6 +125,8 @@ class Agent:
             training = self._follow(self._follower, evaluations)
         elif self._journal.is_to_train:
             training = self._train_with_gpus(evaluations) if self._is_done(tuning.prepare) else "broken"
+        if self._allocation.returns != "no" and self._stop_reason() is None:  # as after a node's loss
+            return evaluations.end_jobs(here_only=True)  # the job takes them up when it comes again
         while (reason := self._stop_reason()) is None and self._keep(
             evaluations, training, submitting=not self._is_left_soon(evaluations)
         ):

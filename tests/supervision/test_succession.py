@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tasks.core.engines.slurm_queue import SlurmJob
+from tasks.core.lock import Lease
 from tasks.core.schema import Engines
-from tasks.runs import gpus
+from tasks.runs import gpus, record
+from tasks.runs.jobs import Job
 from tasks.supervision import allocation
-from tasks.supervision.allocation import Succession
+from tasks.supervision.agent import Agent
+from tasks.supervision.allocation import Allocation, Succession
+from tasks.supervision.evaluating.evaluation_jobs import Evaluations
+from tasks.supervision.evaluating.evaluations import Training
+from tasks.supervision.ranks.success import TrainingEnd, judge_end
+from tests.supervision import fakes
 from tests.supervision.fakes import make_config, make_run
 
 
@@ -83,3 +92,32 @@ def test_a_job_is_left_where_the_evaluations_need_less(
     assert succession.is_due(0.0) is due
     succession.is_time_over = True
     assert succession.is_due(0.0) or not (aside_s or due)
+
+
+def test_a_job_that_comes_again_without_a_lost_node_takes_up_training_and_evaluations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The evaluations that are open then are no reason for a successor, which would train nothing."""
+
+    def lose_a_node(agent: Agent, evaluations: Evaluations) -> Training:
+        ended = TrainingEnd(-9, 15, 40, 0.1, 10, rank=1, ranks=2, lost_node="b")
+        return agent._judge(ended, judge_end(ended), time.time(), 0)
+
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setattr(Agent, "_train_with_gpus", lose_a_node)
+    successor = Job("2", SlurmJob("2", "successor", os.getuid()), tmp_path)
+    monkeypatch.setattr(Succession, "submit", lambda *_: successor)
+    slurm = {"kind": "slurm", "gpus": 1}
+    engine = {"train": {**slurm, "nodes": 2}, "evaluate": slurm}
+    run = make_run(tmp_path, engine=engine, evaluate={"every": 10, "tasks": ["zero_shot"]})
+    fakes.save(run, 10, b"weights")
+    job = Job("1", SlurmJob("1", "agent", os.getuid()), tmp_path)
+    record.save_record(run, record.load_record(run).having(job=job.to_json(run.path)))
+    with Lease(run.lease) as lease:
+        Agent(run, lease, Allocation()).work()
+    left = record.load_record(run)
+    assert (left.state, left.goal) == ("queued", "train") and "its node b was lost" in left.reason
+    lease = Lease(run.lease)
+    assert Allocation().take(lease, run) is None, "the run waits for the job"
+    lease.release()
