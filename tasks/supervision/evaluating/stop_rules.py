@@ -1,4 +1,7 @@
-"""Watches the rules of `evaluate.stop_when` for a run's agent, which polls often."""
+"""Watches the rules of `evaluate.stop_when` for a run's agent, which polls often.
+
+In a run that follows another trainer a rule only reports, because Tarmac cannot stop that trainer.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from tasks.core.findings import Finding
 from tasks.core.schema import Config
 from tasks.core.schema.training import StopRule
 from tasks.evaluation.best import direction_of, figure_of
+from tasks.evaluation.expected import expected_of
 from tasks.evaluation.rules import MetricValue, finding_of_rule
 from tasks.runs.folder import RunFolder
 from tasks.runs.metrics import TRAIN_AXIS, read_metrics
@@ -22,6 +26,8 @@ class StopRules:
     def __init__(self, run: RunFolder, config: Config) -> None:
         self._run, self._config = run, config
         self._rules = config.evaluate.stop_when if config.evaluate is not None else []
+        if run.followed.exists():
+            self._rules = [rule.model_copy(update={"then": "report"}) for rule in self._rules]
         self._offset = 0
         self._rows: dict[str, dict[int, float]] = {
             rule.metric: {} for rule in self._rules if is_of_rows(rule.metric)
@@ -70,7 +76,8 @@ class StopRules:
     def _values(self, metric: str) -> Sequence[MetricValue]:
         if metric in self._rows:
             return [MetricValue(*one) for one in sorted(self._rows[metric].items())]
-        found = ((step, figure_of(self._run, step, metric)) for step in self._config.evaluated_steps)
+        steps = dict.fromkeys(step for step, _ in expected_of(self._run, self._config))
+        found = ((step, figure_of(self._run, step, metric)) for step in steps)
         return [MetricValue(step, value) for step, value in found if value is not None]
 
 

@@ -23,6 +23,7 @@ from tasks.runs import ledger, record
 from tasks.runs.folder import RunFolder
 from tasks.runs.followed import Followed, origins_of, read_news
 from tasks.runs.plan import plan
+from tasks.runs.run_findings import read_findings
 from tasks.supervision import launch, stopping
 from tasks.supervision.evaluating import following
 from tasks.supervision.evaluating.following import Follower, followed_at, has_news, reopen
@@ -263,6 +264,25 @@ def test_a_folder_is_followed_to_its_end_and_nothing_is_done_twice(tmp_path: Pat
     finish(run)
     assert sorted(uids(run)) == [(1, "done"), (2, "done"), (3, "done")]
     assert (run.path / "evaluated").read_text().split() == ["1", "2", "3"]
+
+
+def test_a_rule_reports_on_the_steps_taken_and_stops_nothing(tmp_path: Path) -> None:
+    rule = {"metric": "zero_shot_top1", "no_better_for": 2}
+    evaluate = {"every": 10, "tasks": ["zero_shot"], "stop_when": rule}
+    run, folder = make_following(tmp_path, {"top1": 0.5, "evaluation_s": 0.0}, until=10, evaluate=evaluate)
+    for epoch in (1, 2, 3):
+        save_weights(folder / f"epoch_{epoch}.pt")
+    launch.start_or_adopt(run)
+    wait_for(run.findings.exists)
+    save_weights(folder / "epoch_10.pt")
+    status = launch.wait_for_evaluations(run)
+    assert (status.state, status.evaluations_done) == ("succeeded", 4)
+    (finding,) = read_findings(run)
+    assert (finding["code"], finding["where"]["step"], finding["remedy"]) == (
+        "score.plateau",
+        3,
+        "look at it",
+    )
 
 
 def test_one_that_is_written_again_is_evaluated_again(tmp_path: Path) -> None:
