@@ -51,8 +51,10 @@ def grace_s(run: RunFolder) -> float:
 
 
 def order_stop(run: RunFolder, who: Who, reason: str) -> None:
-    """Order the run to stop; an order that is there already stays, as its ranks may be obeying it."""
-    if run.stop.exists():
+    """Order the run to stop; an order that is there already stays, as its ranks may be obeying it. Only a
+    person's takes the place of a rule's, which ends the training and not its evaluations."""
+    standing = read_stop_order(run)
+    if standing is not None and not (standing.who == "rule" and who in ("user", "page")):
         return
     try:
         user = getpass.getuser()

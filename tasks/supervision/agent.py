@@ -95,7 +95,7 @@ class Agent:
             "agent",
             "rule",
         ):
-            self._run.stop.unlink(missing_ok=True)  # it was to the agent before, which has left
+            self._run.stop.unlink(missing_ok=True)  # it was to the agent before; a rule gives it anew
         self._journal.begin()
         try:
             with disk_full_as_error(self._run.path):
@@ -173,12 +173,13 @@ class Agent:
     def _heed_rules(self, evaluations: Evaluations, training: Training) -> None:
         """Record the rules of `evaluate.stop_when` that are met, and stop the training where one asks for
         it."""
-        for rule, found in self._rules.look(evaluations.summaries.written):
-            logger.warning("%s", "\n".join(found.lines()))
-            self._journal.add_findings([found], "scores")
-            if rule.then == "stop" and training == "going":
+        trains = training == "going"
+        for rule, found in self._rules.look(evaluations.summaries.written, trains=trains):
+            if rule.then == "stop" and trains:  # first, as a rule that is recorded counts as heeded
                 self._lease.require()
                 stop.order_stop(self._run, "rule", f"evaluate.stop_when: {found.evidence['what']}")
+            self._journal.add_findings([found], "scores")
+            logger.warning("%s", "\n".join(found.lines()))
 
     def _record_forgotten(self, evaluations: Evaluations) -> None:
         if found := self._forgetfulness.look(evaluations.summaries.written):
@@ -406,7 +407,8 @@ class Agent:
                 queued_again += f" at step {ended.step:,} of {ended.last_step:,}{failure}"
         content = exit_of(ended, verdict, started, time.time())
         self._journal.training_ended(content, verdict.state, self._obeyed, queued_again)
-        if ended.stop is not None and ended.stop.who == "rule":  # the evaluations go on
+        order = stop.read_stop_order(self._run)  # now, as a person may have cancelled the run meanwhile
+        if order is not None and order.who == "rule":  # the evaluations go on
             self._run.stop.unlink(missing_ok=True)
         return "complete" if verdict.state == "succeeded" else "broken"
 

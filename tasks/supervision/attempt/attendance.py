@@ -35,9 +35,9 @@ logger = logging.getLogger(__name__)
 class Duties:
     """What the agent does while it attends a training.
 
-    `stop_reason` returns why the run is to stop, None where it is not; `on_stop` is called once when it is.
-    `keep` looks after everything else, and starts evaluations only where its argument is true. `pause_s` is
-    how long to wait between two looks.
+    `stop_reason` returns why the run is to stop, None where it is not; `on_stop` is called once for each
+    reason. `keep` looks after everything else, and starts evaluations only where its argument is true.
+    `pause_s` is how long to wait between two looks.
     """
 
     stop_reason: Callable[[], str | None]
@@ -84,12 +84,14 @@ class Attendance:
         watch, slowness = Standstill(self._run, self._journal.number), Slowness(self._run)
         pids = [identity.pid for identity in ranks.identities]
         deadline: float | None = None
+        obeyed: str | None = None
         while (ends := ranks.wait(duties.pause_s())) is None:
             is_stopping = (reason := duties.stop_reason()) is not None
-            if is_stopping and deadline is None:
+            if is_stopping and reason != obeyed:  # a person may cancel a run that a rule is stopping
                 logger.warning("stopping: %s", reason)
+                obeyed = reason
                 duties.on_stop()
-                deadline = time.monotonic() + stop.grace_s(self._run)
+                deadline = deadline or time.monotonic() + stop.grace_s(self._run)
             if deadline is not None and time.monotonic() > deadline:
                 self._is_forced = True
                 ranks.end()

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tasks.core.findings import Finding
+from tasks.core.findings import Finding, finding_of
 from tasks.core.schema import Config
 from tasks.core.schema.training import StopRule
 from tasks.evaluation.best import direction_of, figure_of
@@ -17,6 +17,7 @@ from tasks.evaluation.expected import expected_of
 from tasks.evaluation.rules import MetricValue, finding_of_rule
 from tasks.runs.folder import RunFolder
 from tasks.runs.metrics import TRAIN_AXIS, read_metrics
+from tasks.runs.record import load_record
 from tasks.runs.run_findings import read_findings
 
 
@@ -33,35 +34,54 @@ class StopRules:
             rule.metric: {} for rule in self._rules if is_of_rows(rule.metric)
         }
         self._seen: tuple[int, int] | None = None
-        self._after: dict[str, int] | None = None
+        self._met: dict[str, int] | None = None
         """By rule, the step at which it was met last; None before that is known."""
+        self._disobeyed: dict[str, Finding] = {}
+        """By rule, that it was met, where the agent was killed before its training had stopped."""
 
-    def look(self, evaluated: int) -> Iterator[tuple[StopRule, Finding]]:
-        """Yield each rule that is newly met; `evaluated` is how often results have changed."""
+    def look(self, evaluated: int, *, trains: bool) -> Iterator[tuple[StopRule, Finding]]:
+        """Yield each rule that is newly met, or that is still to stop a run which `trains`; `evaluated` is
+        how often results have changed.
+
+        What the caller fails to do about a rule is yielded again at the next look.
+        """
         if not self._rules:
             return
         self._read_rows()
         seen = (evaluated, self._offset if self._rows else 0)
         if seen == self._seen:
             return
-        self._seen = seen
         met = self._met_before()
         for rule in self._rules:
-            mode = rule.mode or direction_of(self._config, rule.metric)
-            found = finding_of_rule(rule, self._values(rule.metric), mode, met.get(_name(rule)))
+            name = _name(rule)
+            found = self._disobeyed.get(name) if trains and rule.then == "stop" else None
+            if found is None and (new := self._newly_met(rule, met.get(name))) is not None:
+                found = replace(new, evidence={**new.evidence, "rule": name})
             if found is not None:
-                met[_name(rule)] = int(found.where["step"])
-                yield rule, replace(found, evidence={**found.evidence, "rule": _name(rule)})
+                yield rule, found
+                met[name] = int(found.where["step"])
+                self._disobeyed.pop(name, None)
+        self._seen = seen
+
+    def _newly_met(self, rule: StopRule, after: int | None) -> Finding | None:
+        mode = rule.mode or direction_of(self._config, rule.metric)
+        return finding_of_rule(rule, self._values(rule.metric), mode, after)
 
     def _met_before(self) -> dict[str, int]:
-        if self._after is None:
+        if self._met is None:
+            attempts = load_record(self._run).attempts
+            lost = {number for number, one in enumerate(attempts, 1) if one.outcome == "lost"}
             lines = [line for line in read_findings(self._run) if line.get("by") == "scores"]
-            self._after = {
-                str(line["evidence"]["rule"]): int(line["where"]["step"])
+            last = {
+                str(line["evidence"]["rule"]): line
                 for line in lines
                 if "rule" in (line.get("evidence") or {})
             }
-        return self._after
+            self._disobeyed = {
+                name: finding_of(line) for name, line in last.items() if line.get("attempt") in lost
+            }
+            self._met = {name: int(line["where"]["step"]) for name, line in last.items()}
+        return self._met
 
     def _read_rows(self) -> None:
         if not self._rows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from flows import cli
@@ -17,7 +18,7 @@ from tasks.runs.run_findings import read_findings
 from tasks.supervision import launch, stopping
 from tasks.supervision.status import look_at_run
 from tests.supervision.fakes import make_run
-from tests.supervision.test_agent import assert_undisturbed, finish, wait_for
+from tests.supervision.test_agent import assert_undisturbed, finish, rank_of, wait_for
 
 
 def blocks(**rule: Any) -> dict[str, Any]:
@@ -69,8 +70,8 @@ def test_a_rule_may_be_about_a_row_of_metrics(tmp_path: Path) -> None:
     assert "train/loss is 0.0909, below 0.100, at step 11" in status.reason
 
 
-LOSS_RULE = {"metric": "train/loss", "mode": "max", "no_better_for": 10}
-"""A rule that the fake training, whose loss only falls, meets from step 11 on."""
+LOSS_RULE = {"metric": "train/loss", "mode": "max", "no_better_for": 25}
+"""A rule that the fake training, whose loss only falls, meets once, from step 26 on."""
 
 
 def test_evaluations_of_a_training_that_a_rule_stopped_can_be_cancelled(tmp_path: Path) -> None:
@@ -84,6 +85,48 @@ def test_evaluations_of_a_training_that_a_rule_stopped_can_be_cancelled(tmp_path
     (run.path / "fake.json").write_text('{"evaluation_s": 0.0}')
     status = finish(run)
     assert status.is_complete and status.record.stopped_early and status.stopped is None
+
+
+def test_a_stop_is_ordered_though_its_finding_cannot_be_written_for_a_while(tmp_path: Path) -> None:
+    asked = {"every": 10, "tasks": ["zero_shot"], "stop_when": LOSS_RULE}
+    run = make_run(tmp_path, {"step_s": 0.3, "evaluation_s": 5.0}, evaluate=asked)
+    run.findings.symlink_to(tmp_path / "away" / "findings.jsonl")
+    launch.start_or_adopt(run)
+    assert launch.wait_for_training(run).record.stopped_early
+    (tmp_path / "away").mkdir()
+    assert launch.wait_for_evaluations(run).is_complete and len(read_findings(run)) == 1
+
+
+def test_a_stop_outlives_the_agent_that_ordered_it(tmp_path: Path) -> None:
+    """Whoever follows a killed agent orders the stop that its training did not come to obey."""
+    asked = {"every": 40, "tasks": ["zero_shot"], "stop_when": LOSS_RULE}
+    run = make_run(tmp_path, {"step_s": 0.2, "deaf": True}, evaluate=asked)
+    launch.start_or_adopt(run)
+    wait_for(lambda: run.stop.exists() and run.findings.exists())
+    psutil.Process(record.load_record(run).attempts[-1].pid).kill()
+    wait_for(lambda: not look_at_run(run).agent_is_alive)
+    (run.path / "fake.json").write_text('{"step_s": 0.3}')
+    status = finish(run)
+    assert status.record.stopped_early and status.is_complete and status.checkpoints[-1] < 40
+    with Lease(run.lease):
+        record.save_record(run, record.load_record(run).having(stopped_early=False))
+    assert finish(run).state == "succeeded", "a person may still have it go on"
+
+
+def test_a_person_may_cancel_a_run_that_a_rule_is_stopping(tmp_path: Path) -> None:
+    """The evaluations end as soon as the order does that spares them."""
+    asked = {"every": 10, "tasks": ["zero_shot"], "stop_when": LOSS_RULE}
+    behaviour = {"evaluation_s": 600.0, "step_s": 0.3, "deaf": True, "stop_grace_s": 12.0}
+    run = make_run(tmp_path, behaviour, train={"steps": 400}, evaluate=asked)
+    launch.start_or_adopt(run)
+    wait_for(lambda: run.stop.exists() and (run.path / "evaluated").exists())
+    stopping.cancel(run, "enough")
+    wait_for(lambda: "its job was ended with the run" in run.ledger.read_text())
+    assert rank_of(run).is_alive()
+    with pytest.raises(Withdrawn, match="enough; the training did not obey in time"):
+        launch.wait_for_training(run)
+    status = launch.wait_for_evaluations(run)
+    assert status.state == "cancelled" and not status.record.stopped_early
 
 
 def test_the_best_by_each_of_several_metrics_has_a_link(tmp_path: Path) -> None:
