@@ -131,6 +131,28 @@ def _evaluate_run(run: str, step: int | None, task: str | None, runs: Path, as_j
     return show(folder, stages, began, as_json)
 
 
+def _require_evaluating(config: Path, settings: Config) -> None:
+    """Raise UsageError where a config does not say how checkpoints of others are evaluated, or has a rule on
+    what only a training of its own writes."""
+    from tasks.supervision.evaluating.stop_rules import is_of_rows
+
+    if settings.train is None:
+        raise UsageError(
+            f"{config}: train: is required and missing; its recipe and model load the checkpoint"
+        )
+    if settings.evaluate is None:
+        raise UsageError(
+            f"{config}: evaluate: is required and missing; give tasks, as in "
+            f"evaluate: {{every: {settings.train.checkpoint_every}, tasks: [validation_loss]}}"
+        )
+    for rule in settings.evaluate.stop_when:
+        if is_of_rows(rule.metric):
+            raise UsageError(
+                f"{config}: evaluate.stop_when: metric {rule.metric} is of a training of Tarmac's own; "
+                "name one of evaluate.tasks, or take the rule out"
+            )
+
+
 def evaluate_others(
     config: Path, path: Path, is_folder: bool, until_step: int | None, changes: list[str], as_json: bool
 ) -> int:
@@ -145,15 +167,7 @@ def evaluate_others(
 
     overrides = Overrides(set=changes)
     settings = configured(config, overrides)
-    if settings.train is None:
-        raise UsageError(
-            f"{config}: train: is required and missing; its recipe and model load the checkpoint"
-        )
-    if settings.evaluate is None:
-        raise UsageError(
-            f"{config}: evaluate: is required and missing; give tasks, as in "
-            f"evaluate: {{every: {settings.train.checkpoint_every}, tasks: [validation_loss]}}"
-        )
+    _require_evaluating(config, settings)
     followed = followed_at(path, is_folder, until_step)
     require_writable(settings.runs, "runs")
     if (version := current_of(settings.dataset.output)) is None:

@@ -121,13 +121,13 @@ class RunCondition:
         succeeded. One that a person cancelled with its run does not count."""
         attempts = self.record.attempts
         signal = attempts[-1].signal if attempts else None
-        by_person = self.state == "cancelled" and signal is None
+        by_person = self.state == "cancelled" and signal is None and not self.record.stopped_early
         excused = by_person or self.stopped is not None
+        has_succeeded = self.record.state == "succeeded" or self.record.stopped_early
         return [
             one
             for one in self.missing
-            if _is_in_vain(one)
-            or (not excused and (one.entry is not None or self.record.state == "succeeded"))
+            if _is_in_vain(one) or (not excused and (one.entry is not None or has_succeeded))
         ]
 
     @property

@@ -113,7 +113,7 @@ def revive(run: RunFolder) -> str:
     killed = f"its agent was killed at step {status.step:,} of {status.steps:,}"
     try:
         with Lease(run.lease):
-            if record.load_record(run) != status.record or run.stop.exists():
+            if record.load_record(run) != status.record or _is_ordered_to_stop(run):
                 return ""  # somebody has cancelled or started it meanwhile
             if cancelled is not None:
                 reason = f"{cancelled} of its agent was cancelled in Slurm"
@@ -123,6 +123,12 @@ def revive(run: RunFolder) -> str:
     except Held:
         return f"{killed}; somebody else looks after it"
     return f"{killed}; started again ({len(_lost_in_a_row(status))} of {REVIVALS})"
+
+
+def _is_ordered_to_stop(run: RunFolder) -> bool:
+    """Whether somebody wants it to stop; a rule orders that anew of the next agent."""
+    order = stop.read_stop_order(run)
+    return order is not None and order.who != "rule"
 
 
 def _job_that_was_cancelled(status: RunStatus) -> SlurmJob | None:
@@ -166,7 +172,7 @@ def was_killed(status: RunStatus) -> bool:
 
 def _may_revive(status: RunStatus) -> bool:
     train, attempts = config_of(status.run).train, status.record.attempts
-    if train is None or train.on_crash != "restart" or status.run.stop.exists():
+    if train is None or train.on_crash != "restart" or _is_ordered_to_stop(status.run):
         return False
     job = job_in(status.run, status.record.job)
     is_in_slurm = job is not None and job.slurm is not None

@@ -32,6 +32,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             ["--follow", "empty", CONFIG, "--set", "evaluate=null"],
             "evaluate: is required and missing; give tasks",
         ),
+        (
+            ["--follow", "empty", CONFIG, "--set", "evaluate.stop_when={metric: val/loss, above: 8}"],
+            "evaluate.stop_when: metric val/loss is of a training of Tarmac's own; name one of evaluate.tasks",
+        ),
         (["--follow", "empty", CONFIG, "--step", "3"], "--step: has an effect on a run only"),
         (["logs/mine", CONFIG, "--until-step", "3"], "--until-step: has an effect only with --follow"),
         (["abc", "--set", "train.lr=1"], "--set: has no effect on a run; give a CONFIG, too"),
