@@ -22,7 +22,7 @@ demo: install
 
 # Needs only Python.
 test: install
-	$(BIN)/pytest -m "not system and not proof" -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -m "not system and not proof" -n 4 --dist loadfile --no-loadscope-reorder
 
 # Needs what .ci/run installs: a browser, Slurm, an emulator. Servers, workers and clusters are real, and run
 # on this machine.

@@ -4,7 +4,6 @@ was rebuilt is verified and trained on; failures reach a person."""
 from __future__ import annotations
 
 import json
-import re
 import socket
 import subprocess
 import sys
@@ -12,13 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from tests.conftest import ROOT
 from tests.services import BIN, Api, until
 from tests.system.conftest import Run
-from tests.system.lab import step_of
 from tests.system.sleeper import sleeper
 from tests.system.webhook import hearing
 
@@ -177,18 +174,17 @@ def test_failures_reach_the_block_that_was_named(api: Api, worker: int, run: Run
     assert "Failed" in text and f"/runs/flow-run/{failed}" in text
 
 
-def test_a_stall_its_end_and_a_poor_result_reach_people(
+def test_a_poor_result_reaches_people(
     api: Api, worker: int, run: Run, heard: list[str], project: Path
 ) -> None:
-    """The rank is stopped for real; once it goes on, the run ends well and misses what the config wants."""
+    """The run ends well and misses what the config wants."""
     assert run("tarmac", "deploy", "--notify", "custom-webhook/team").returncode == 0
-    kinds = "stalled,succeeded,fell-short"
     wrong = run("tarmac", "deploy", "--notify-on", "stalled,success")
     assert (
         wrong.returncode == 2
         and "--notify-on: unknown kind 'success'; did you mean succeeded?" in wrong.stderr
     )
-    done = _automations_of(run("tarmac", "deploy", "--notify-on", kinds, "--json"))
+    done = _automations_of(run("tarmac", "deploy", "--notify-on", "stalled,succeeded,fell-short", "--json"))
     assert done["tarmac-failure"] == "removed" and done["tarmac-succeeded"] == "new"
     changes = ["train.checkpoint_every=300", "evaluate.every=300", "train.seed=11", "loader.workers=0"]
     changes += ["track.mode=disabled", "evaluate.at_least={zero_shot_top1: 1.01}"]
@@ -197,23 +193,6 @@ def test_a_stall_its_end_and_a_poor_result_reach_people(
     folder = Path(
         until("its run", lambda: api.get(f"/flow_runs/{flow_run}")["labels"].get("tarmac.run"), 240)
     )
-    until("steps", lambda: step_of(folder) > 20, 240, 0.05)
-    [rank] = [one for one in psutil.process_iter() if _is_rank(one, folder)]
-    rank.suspend()
-    [text] = until("the message", lambda: [one for one in heard if "is stalled" in one], 240)
-    assert folder.name in text and "paused by a signal" in text and f"/runs/flow-run/{flow_run}" in text
-    stalled = re.compile(r"stalled for \d+ (s|min): paused by a signal \(state T\)$")
-
-    def shown() -> str:
-        """What the progress on the flow run's page shows."""
-        return {entry["key"]: entry["description"] for entry in api.artifacts(flow_run)}[
-            f"train-{flow_run[:8]}"
-        ]
-
-    until("its progress", lambda: stalled.search(shown()) or print(shown()), 60)
-    rank.resume()
-    until("the message that it goes on", lambda: [one for one in heard if "goes on" in one], 120)
-    api.logged(flow_run, "train: goes on at")
     api.completed(flow_run, 420)
     [text] = until("the message of its end", lambda: [one for one in heard if "is Completed" in one], 120)
     assert "Zero-shot accuracy" in text
@@ -223,8 +202,8 @@ def test_a_stall_its_end_and_a_poor_result_reach_people(
     found = api.ask("POST", "/events/filter", {"filter": named}).json()["events"]
     [evaluated] = [one for one in found if one["event"] == "tarmac.run.evaluated"]
     assert 0 < evaluated["payload"]["metrics"]["zero_shot_top1"] <= 1
-    assert {"tarmac.run.trained", "tarmac.run.goes-on"} < {one["event"] for one in found}
-    assert len(heard) == 4, heard
+    assert "tarmac.run.trained" in {one["event"] for one in found}
+    assert len(heard) == 2, heard
     made = {"event": {"name": ["prefect.asset.materialization.succeeded"]}}
     assets = {
         one["resource"]["prefect.resource.id"]: one
@@ -238,13 +217,6 @@ def test_a_stall_its_end_and_a_poor_result_reach_people(
         "prefect.resource.id": checkpoint,
         "prefect.resource.role": "asset",
     }
-
-
-def _is_rank(process: psutil.Process, folder: Path) -> bool:
-    try:
-        return "tasks.training.rank" in process.cmdline() and str(folder) in " ".join(process.cmdline())
-    except psutil.Error:
-        return False
 
 
 def _id_of(folder: Path) -> str:

@@ -121,6 +121,7 @@ def test_the_deployments_page_says_what_they_do(page: Page, api: Api, deployed: 
     page.click("Description", expecting="only what changed is redone")
 
 
+@pytest.mark.proof
 def test_a_run_is_started_from_the_form(
     page: Page, api: Api, one_click: Watched, project: Path, run: Run
 ) -> None:

@@ -68,6 +68,7 @@ def test_a_run_whose_worker_was_restarted_goes_on_and_obeys(lab: Lab) -> None:
     assert record_of(run)["state"] == "cancelled" and checkpoints_of(run) != []
 
 
+@pytest.mark.proof
 def test_a_run_goes_on_after_a_restart_of_the_machine_and_after_ctrl_c(lab: Lab) -> None:
     flow_run = lab.start(PIPELINE, *LONG, seed=6, steps=50_000)
     run = lab.training_of(flow_run)
