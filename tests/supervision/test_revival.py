@@ -64,6 +64,7 @@ def test_status_starts_it_again_and_says_so(tmp_path: Path, capsys: pytest.Captu
     assert_undisturbed(run)
 
 
+@pytest.mark.proof
 def test_an_agent_that_dies_again_and_again_is_given_up(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,6 +115,7 @@ def test_a_cancel_at_the_last_moment_counts(tmp_path: Path, monkeypatch: pytest.
     assert record.load_record(run).state == "cancelled"
 
 
+@pytest.mark.proof
 def test_the_job_that_revives_waits_for_the_lease_of_a_lost_host(tmp_path: Path) -> None:
     """A killed agent of another host seems alive until its lease is stale."""
     run = make_run(tmp_path, {"step_s": 0.05}, **RESTART)

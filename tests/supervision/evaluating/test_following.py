@@ -285,6 +285,7 @@ def test_a_rule_reports_on_the_steps_taken_and_stops_nothing(tmp_path: Path) -> 
     )
 
 
+@pytest.mark.proof
 def test_one_that_is_written_again_is_evaluated_again(tmp_path: Path) -> None:
     run, folder = make_following(tmp_path, until=2)
     for step in (1, 2):
@@ -359,6 +360,7 @@ def test_it_is_cancelled_shown_and_taken_up_again(tmp_path: Path, capsys: pytest
     assert (run.path / "evaluated").read_text().split() == ["1", "2"]
 
 
+@pytest.mark.proof
 def test_a_folder_that_goes_away_for_a_while_ends_nothing(tmp_path: Path) -> None:
     run, folder = make_following(tmp_path, until=2)
     save_weights(folder / "step_1.safetensors")

@@ -87,6 +87,7 @@ def test_evaluations_of_a_training_that_a_rule_stopped_can_be_cancelled(tmp_path
     assert status.is_complete and status.record.stopped_early and status.stopped is None
 
 
+@pytest.mark.proof
 def test_a_stop_is_ordered_though_its_finding_cannot_be_written_for_a_while(tmp_path: Path) -> None:
     asked = {"every": 10, "tasks": ["zero_shot"], "stop_when": LOSS_RULE}
     run = make_run(tmp_path, {"step_s": 0.3, "evaluation_s": 5.0}, evaluate=asked)
@@ -97,6 +98,7 @@ def test_a_stop_is_ordered_though_its_finding_cannot_be_written_for_a_while(tmp_
     assert launch.wait_for_evaluations(run).is_complete and len(read_findings(run)) == 1
 
 
+@pytest.mark.proof
 def test_a_stop_outlives_the_agent_that_ordered_it(tmp_path: Path) -> None:
     """Whoever follows a killed agent orders the stop that its training did not come to obey."""
     asked = {"every": 40, "tasks": ["zero_shot"], "stop_when": LOSS_RULE}
@@ -113,6 +115,7 @@ def test_a_stop_outlives_the_agent_that_ordered_it(tmp_path: Path) -> None:
     assert finish(run).state == "succeeded", "a person may still have it go on"
 
 
+@pytest.mark.proof
 def test_a_person_may_cancel_a_run_that_a_rule_is_stopping(tmp_path: Path) -> None:
     """The evaluations end as soon as the order does that spares them."""
     asked = {"every": 10, "tasks": ["zero_shot"], "stop_when": LOSS_RULE}

@@ -305,6 +305,7 @@ def test_two_gatherers_at_once_write_once(tmp_path: Path) -> None:
     assert_gathered(run)
 
 
+@pytest.mark.proof
 def test_a_dead_server_costs_a_bounded_wait_and_leaves_offline_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tasks.runs import metrics
@@ -95,6 +96,7 @@ def test_a_row_that_was_not_finite_gives_way_to_one_that_is(tmp_path: Path) -> N
     assert files.recorded() == {"eval/step:20:eval": True}
 
 
+@pytest.mark.proof
 def test_sigkill_at_any_moment_loses_and_doubles_nothing(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     for pause_s in (0.0, 0.02, 0.1, 0.3, 0.5):
