@@ -186,9 +186,9 @@ def test_a_poor_result_reaches_people(
     )
     done = _automations_of(run("tarmac", "deploy", "--notify-on", "stalled,succeeded,fell-short", "--json"))
     assert done["tarmac-failure"] == "removed" and done["tarmac-succeeded"] == "new"
-    changes = ["train.checkpoint_every=300", "evaluate.every=300", "train.seed=11", "loader.workers=0"]
+    changes = ["train.checkpoint_every=60", "evaluate.every=60", "train.seed=11", "loader.workers=0"]
     changes += ["track.mode=disabled", "evaluate.at_least={zero_shot_top1: 1.01}"]
-    started = api.start("pipeline/digits-clip", overrides={"steps": 300, "set": changes})
+    started = api.start("pipeline/digits-clip", overrides={"steps": 60, "set": changes})
     flow_run = started.raise_for_status().json()["id"]
     folder = Path(
         until("its run", lambda: api.get(f"/flow_runs/{flow_run}")["labels"].get("tarmac.run"), 240)
@@ -210,7 +210,7 @@ def test_a_poor_result_reaches_people(
         for one in api.ask("POST", "/events/filter", {"filter": made}).json()["events"]
     }
     checkpoint, evaluation = (f"tarmac://{kind}/digits-clip" for kind in ("checkpoint", "evaluation"))
-    assert assets[checkpoint]["payload"]["step"] == 300
+    assert assets[checkpoint]["payload"]["step"] == 60
     assert (assets[checkpoint]["related"][0]["prefect.resource.id"]) == "tarmac://dataset/digits-clip"
     assert assets[evaluation]["payload"]["metrics"] == evaluated["payload"]["metrics"]
     assert assets[evaluation]["related"][0] == {
