@@ -273,16 +273,16 @@ def _attempt(drawn: random.Random) -> Attempt:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_whatever_a_folder_holds_is_told_alike(tmp_path: Path, seed: int) -> None:
+def test_all_readers_agree_whatever_a_folder_holds(tmp_path: Path, seed: int) -> None:
     run = make_run(tmp_path, evaluate={"every": 10, "tasks": ["zero_shot"]})
     drawn = random.Random(seed)
-    told = set()
+    states = set()
     for number in range(60):
         for what in _drawn(run, drawn):
             try:
-                told.add(assert_same_story(run))
+                states.add(assert_same_story(run))
                 with Lease(run.lease):
-                    told.add(assert_same_story(run))
+                    states.add(assert_same_story(run))
             except AssertionError as error:
                 raise AssertionError(f"moment {number} of seed {seed}: {what}: {error}") from error
-    assert told == set(STATES)
+    assert states == set(STATES)

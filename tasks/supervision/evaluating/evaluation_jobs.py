@@ -21,6 +21,7 @@ from tasks.core.files import write_atomic
 from tasks.core.lock import Lease, holder_of
 from tasks.core.schema import Config
 from tasks.evaluation import results
+from tasks.evaluation.condition import entry_of
 from tasks.evaluation.expected import WantedEvaluation, wanted_of
 from tasks.runs import jobs, ledger
 from tasks.runs.checkpoints import SETTLED_NS, CheckpointListing
@@ -246,8 +247,8 @@ class Evaluations:
         return found
 
     def _is_final(self, want: WantedEvaluation) -> bool:
-        entry = self._entries.get(want.key)
-        return entry is not None and entry.uid == want.uid and entry.is_final
+        entry = entry_of(want, self._entries)
+        return entry is not None and entry.is_final
 
     def _is_leased(self, key: Key) -> bool:
         holder = holder_of(self._run.evaluation_lease(*key))
@@ -309,8 +310,7 @@ class Evaluations:
 
     def _entry_of(self, want: WantedEvaluation) -> LedgerEntry:
         """The entry about this very question, or a new one."""
-        entry = self._entries.get(want.key)
-        return entry if entry is not None and entry.uid == want.uid else _first_entry(want)
+        return entry_of(want, self._entries) or _first_entry(want)
 
     def _hold(self, hold: Hold) -> None:
         """Record once why it is not started; the time that it is held is no time of refusals."""

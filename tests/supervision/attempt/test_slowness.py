@@ -1,4 +1,4 @@
-"""What makes a training slow is told apart from what makes it stand still."""
+"""The watch over the pace does not report a standstill as slowness."""
 
 from __future__ import annotations
 
