@@ -34,7 +34,7 @@ from tasks.runs.phases import PhaseWriter
 from tasks.runs.plan import plan
 from tasks.supervision import agent, allocation, launch
 from tasks.supervision.attempt import restarts, standstill, tuning
-from tasks.supervision.evaluating import evaluation_jobs, evaluations, following
+from tasks.supervision.evaluating import evaluation_jobs, evaluation_process, evaluations, following
 from tasks.supervision.ranks import node_ranks, other_node, trainer
 
 ROOT = Path(__file__).parents[2]
@@ -307,8 +307,8 @@ def measure(config: Config, version: Path, quarantine: Path, lengths: Path) -> L
 
 
 def evaluation_job(folder: str, step: str, task: str, question: str) -> None:
-    evaluation_jobs.run_evaluation = evaluate
-    evaluation_jobs.run_job(folder, step, task, question)
+    evaluation_process.run_evaluation = evaluate
+    evaluation_process.run_job(folder, step, task, question)
 
 
 if __name__ == "__main__":

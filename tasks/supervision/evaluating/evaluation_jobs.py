@@ -1,9 +1,5 @@
 """A run's evaluations as its agent drives them: observes, asks `evaluations.next_actions`, and does the
-answer.
-
-The job's own side is here too. It takes a lease on the result it will write: however many jobs a crash has
-left behind for one evaluation, one of them writes.
-"""
+answer. `evaluation_process` is the job's own side."""
 
 from __future__ import annotations
 
@@ -12,13 +8,11 @@ import os
 import re
 import time
 from collections.abc import Collection
-from pathlib import Path
 
-from tasks.core.config import reload
 from tasks.core.engines.slurm_queue import CANCELLED, silence_s
 from tasks.core.errors import TarmacError
 from tasks.core.files import write_atomic
-from tasks.core.lock import Lease, holder_of
+from tasks.core.lock import holder_of
 from tasks.core.schema import Config
 from tasks.evaluation import results
 from tasks.evaluation.condition import entry_of
@@ -30,7 +24,6 @@ from tasks.runs.followed import Origin, origins_of
 from tasks.runs.gpus import GpusInUse, HeldGpus, take_gpu_to_evaluate, usable_gpus, visible_gpus
 from tasks.runs.jobs import Job, job_in
 from tasks.runs.ledger import Key, LedgerEntry
-from tasks.supervision.allocation import wake
 from tasks.supervision.evaluating.evaluations import (
     EvaluationEvidence,
     Hold,
@@ -47,7 +40,7 @@ from tasks.supervision.evaluating.evaluations import (
 from tasks.supervision.evaluating.result_files import UnusableResults, result_of
 from tasks.supervision.evaluating.summaries import Summaries
 
-JOB = "tasks.supervision.evaluating.evaluation_jobs:run_job"
+JOB = "tasks.supervision.evaluating.evaluation_process:run_job"
 FULL_LOOK_S = 30.0
 STUCK_S = 300.0
 """How long a job may be held in Slurm's queue before it is given up: a person may hold it for a moment."""
@@ -415,37 +408,3 @@ def failure_of(entry: LedgerEntry, job: Job | None, was_alive: bool) -> JobFailu
     how = f" ({how})" if how else ""
     words = f"job {job.id} ended without a result{how}{f': {last}' if last else ''} (log: {job.log})"
     return JobFailure("lost", words)
-
-
-def run_job(run_folder: str, step: str, task: str, question: str) -> None:
-    """The job: evaluate one checkpoint, unless another job has answered the question meanwhile."""
-    run = RunFolder(Path(run_folder))
-    hold_gpu(run)
-    lease = Lease(run.evaluation_lease(int(step), task))
-    lease.wait()
-    try:
-        found = results.read_result(run.evaluation(int(step), task))
-        if found is not None and found.question == question:
-            return
-        run_evaluation(run.path, int(step), task, question)
-    finally:
-        lease.release()
-        wake(run)
-
-
-def hold_gpu(run: RunFolder) -> None:
-    """Hold this job's GPU to its end, so that no training starts on it; TarmacError where one has done so
-    that the evaluation is not to run beside."""
-    visible = visible_gpus()
-    found = take_gpu_to_evaluate(visible, run.name, is_kept=True) if visible else None
-    evaluate = reload(run.config).evaluate if isinstance(found, GpusInUse) else None
-    if evaluate is not None and evaluate.when != "beside":
-        raise TarmacError(f"{found} (evaluate.when: {evaluate.when})")
-
-
-def run_evaluation(run: Path, step: int, task: str, question: str) -> None:
-    """Evaluate the checkpoint in this process; tests put a function without torch in the place of
-    this one."""
-    from tasks.evaluation.job import evaluate_checkpoint  # late, because it loads torch
-
-    evaluate_checkpoint(run, step, task, question)

@@ -24,7 +24,7 @@ from tasks.core.process import Identity
 from tasks.runs import gpus, jobs, ledger
 from tasks.runs.folder import RunFolder
 from tasks.runs.jobs import Job
-from tasks.supervision.evaluating import evaluation_jobs, evaluations
+from tasks.supervision.evaluating import evaluation_process, evaluations
 from tasks.supervision.evaluating.evaluation_jobs import Evaluations, failure_of, has_requests, request
 from tasks.supervision.evaluating.evaluations import JobFailure
 from tasks.supervision.status import look_at_run
@@ -45,7 +45,7 @@ def run(tmp_path: Path) -> RunFolder:
 @pytest.fixture(autouse=True)
 def jobs_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job is over, with its log, when it has been submitted."""
-    monkeypatch.setattr(evaluation_jobs, "run_evaluation", fakes.evaluate)
+    monkeypatch.setattr(evaluation_process, "run_evaluation", fakes.evaluate)
     monkeypatch.setattr(jobs, "submit", submit)
     monkeypatch.setattr(evaluations, "RETRY_S", 0.0)
 
@@ -55,7 +55,7 @@ def submit(target: str, arguments: list[str], folder: Path, *, name: str, **opti
     place.mkdir(parents=True)
     printed = "INFO:submitit:Job completed successfully"
     try:
-        evaluation_jobs.run_job(*arguments)
+        evaluation_process.run_job(*arguments)
     except ValueError as error:
         printed = f"ValueError: {error}\nERROR:submitit:Submitted job triggered an exception"
     gone = replace(Identity.mine(), boot_id="before the reboot")
@@ -170,7 +170,7 @@ def test_an_evaluation_takes_another_gpu_at_once_and_beside_the_trainings_own(
     training = gpus.take_gpus(["GPU-0"], 1, "this")
     assert isinstance(training, gpus.HeldGpus)
     drive(run_evaluated(tmp_path / "alone", "beside"))
-    monkeypatch.setattr(evaluation_jobs, "hold_gpu", lambda run: None)  # the job would see GPU-1 alone
+    monkeypatch.setattr(evaluation_process, "hold_gpu", lambda run: None)  # the job would see GPU-1 alone
     monkeypatch.setenv(gpus.SPARE_GPUS, "GPU-1")
     drive(run_evaluated(tmp_path / "spare", "idle"))
     assert given == [("GPU-0",), ("GPU-1",)]
@@ -181,7 +181,7 @@ def test_a_gpu_is_kept_for_a_job_until_it_holds_it_itself(
     tmp_path: Path, given: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_evaluated(tmp_path, "after")
-    monkeypatch.setattr(evaluation_jobs, "hold_gpu", lambda run: None)
+    monkeypatch.setattr(evaluation_process, "hold_gpu", lambda run: None)
     alive = Job("7", Identity.mine(), tmp_path)
     monkeypatch.setattr(jobs, "submit", lambda *arguments, **options: alive)
     driven = Evaluations(run, configs.reload(run.config), 1)
@@ -203,9 +203,9 @@ def test_a_job_that_finds_a_training_on_its_gpu_fails_where_it_is_not_to_run_bes
 ) -> None:
     training = gpus.take_gpus(["GPU-0"], 1, "another")
     assert isinstance(training, gpus.HeldGpus)
-    evaluation_jobs.hold_gpu(run_evaluated(tmp_path / "beside", "beside"))
+    evaluation_process.hold_gpu(run_evaluated(tmp_path / "beside", "beside"))
     with pytest.raises(TarmacError, match=r"GPU-0 is used by another .* \(evaluate.when: idle\)"):
-        evaluation_jobs.hold_gpu(run_evaluated(tmp_path / "idle", "idle"))
+        evaluation_process.hold_gpu(run_evaluated(tmp_path / "idle", "idle"))
     training.release()
 
 
@@ -292,9 +292,9 @@ def test_an_answer_counts_whatever_the_clock_of_its_file(
 def test_a_second_job_for_a_question_does_not_answer_it_again(run: RunFolder) -> None:
     drive(run)
     asked = read_json(run.evaluation(STEP, TASK))["question"]
-    evaluation_jobs.run_job(str(run.path), str(STEP), TASK, asked)
+    evaluation_process.run_job(str(run.path), str(STEP), TASK, asked)
     assert evaluated(run) == 1
-    evaluation_jobs.run_job(str(run.path), str(STEP), TASK, "another")
+    evaluation_process.run_job(str(run.path), str(STEP), TASK, "another")
     assert evaluated(run) == 2
 
 
@@ -335,7 +335,7 @@ def test_a_torn_result_is_named_as_the_reason(run: RunFolder, monkeypatch: pytes
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text('{"task": "zero_sh')
 
-    monkeypatch.setattr(evaluation_jobs, "run_evaluation", tear)
+    monkeypatch.setattr(evaluation_process, "run_evaluation", tear)
     failed = drive(run)
     assert (failed.state, len(failed.tried)) == ("failed", 2)
     assert "3 of 3 tries used; evaluations/step_40/zero_shot.json: it is torn" in failed.reason
