@@ -68,7 +68,7 @@ def open_clip(folder: Path) -> None:
 
 
 def tokenizer_file(folder: Path) -> None:
-    from tasks.models.tokens import caption_counter
+    from tasks.core.tokens import caption_counter
 
     count = caption_counter()
     assert count is not None and count("a photo of a seven") == 7

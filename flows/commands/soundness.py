@@ -131,9 +131,9 @@ def look(
         raise UsageError("--rejects: it lists the rejects alone; leave out --quick, --full and --out")
     if rejects:
         return _list_rejects(Path(dataset), as_json)
+    from tasks.core.tokens import caption_counter
     from tasks.dataset.preview import Checked, page_path, summary, version_at, write_look
     from tasks.dataset.verify.verifier import verify as examine
-    from tasks.models.tokens import caption_counter
 
     level = level_of(quick, full)
     version = version_at(Path(dataset))

@@ -123,6 +123,7 @@ def _describe(draft: Path, name: str, found: Mapping[str, Sequence[str]], modali
                     "shard": [number] * len(tar.keys),
                     "row": range(index.rows, index.rows + len(tar.keys)),
                     "group": [None] * len(tar.keys),
+                    "source": [None] * len(tar.keys),
                 }
                 rows.write(pa.table(columns, schema=schema))
                 index.write(number, tar.offsets, tar.lengths, tar.checksums)

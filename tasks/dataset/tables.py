@@ -140,9 +140,10 @@ def read_shards(version: Path) -> list[ShardRecord]:
 
 def samples_schema(statistics: Mapping[str, Any]) -> Any:
     """The columns of `samples/<split>.parquet`: `row` numbers the rows of the split's index from 0, `shard`
-    the split's shards; `statistics` are the modality's own columns with their Arrow types."""
-    columns = {"key": _TEXT, "original_key": _TEXT, "shard": pa.uint32(), "row": pa.uint64(), "group": _TEXT}
-    return pa.schema({**columns, **statistics})
+    the split's shards, `source` is the place that a sample came from, such as `captions.csv:17`;
+    `statistics` are the modality's own columns with their Arrow types."""
+    columns = {"key": _TEXT, "original_key": _TEXT, "shard": pa.uint32(), "row": pa.uint64()}
+    return pa.schema({**columns, "group": _TEXT, "source": _TEXT, **statistics})
 
 
 class BatchWriter(DurableWriter):

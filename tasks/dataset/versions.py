@@ -32,6 +32,7 @@ from tasks.dataset.layout import (
     FRESH,
     LEASE,
     LENGTHS,
+    QUALITY,
     VERSION_NAME,
     VERSIONS,
     current,
@@ -215,6 +216,8 @@ def _prune(dataset: Path, keep: int) -> None:
         remove(doomed)
         for lengths in (dataset / LENGTHS).glob(f"{version.name}-*"):
             lengths.unlink(missing_ok=True)
+        for assessed in (dataset / QUALITY).glob(f"{version.name}.*"):
+            assessed.unlink(missing_ok=True)
 
 
 def _beyond(dataset: Path, keep: int) -> list[Path]:

@@ -238,7 +238,7 @@ def _open_tables(draft: Draft, split: str, stack: ExitStack) -> tuple[IndexWrite
 def _samples_rows(table: Any, number: int, row: int, modality: str) -> Any:
     """Return the `samples/` rows of shard `number`, whose first sample is number `row` of the split."""
     count, statistics = table.num_rows, statistics_schema(modality)
-    columns = {name: table.column(name) for name in ("key", "original_key", "group", *statistics)}
+    columns = {name: table.column(name) for name in ("key", "original_key", "group", "source", *statistics)}
     columns["shard"] = pa.array(np.full(count, number, np.uint32))
     columns["row"] = pa.array(np.arange(row, row + count, dtype=np.uint64))
     return pa.table(columns, samples_schema(statistics))

@@ -25,7 +25,7 @@ from tasks.dataset.tar.format import Members
 NOT_SHAPING = {"output", "mirror", "keep", "private", "license", "reject_budget", "source", "sources"}
 """Keys of the dataset block that shape no byte of a shard: places, permissions, the reject budget. (Sources
 count without their paths.)"""
-CONVERTER = 8
+CONVERTER = 9
 """Increase it whenever the same raw sample would become other bytes, statistics or reject reasons."""
 
 PACKAGES = {

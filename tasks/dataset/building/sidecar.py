@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from tasks.dataset.building.catalogue import ListedSample
+from tasks.dataset.formats.measures import FINE_BYTES, SPECTRUM_BYTES
 from tasks.dataset.modalities import MODALITIES
+from tasks.dataset.modalities.base import Statistic, Statistics
 from tasks.dataset.rejects import TRANSIENT, Reject, printable
 from tasks.dataset.tar.writer import Span
 
@@ -30,6 +32,7 @@ SAMPLE_COLUMNS: Mapping[str, Any] = {
     "key": pa.string(),
     "original_key": pa.string(),
     "group": pa.string(),
+    "source": pa.string(),
     "file": pa.string(),
     "size": pa.int64(),
     "stamp": pa.string(),
@@ -43,6 +46,16 @@ SAMPLE_COLUMNS: Mapping[str, Any] = {
 }
 
 
+_TYPES: Mapping[Statistic, Any] = {
+    Statistic.COUNT: pa.int32(),
+    Statistic.NUMBER: pa.float32(),
+    Statistic.HASH: pa.uint64(),
+    Statistic.FINE: pa.binary(FINE_BYTES),
+    Statistic.SPECTRUM: pa.binary(SPECTRUM_BYTES),
+    Statistic.WORD: pa.string(),
+}
+
+
 class ConvertedSample(NamedTuple):
     """The outcome for one raw sample: either a reject, or a span in the tar with the statistics and the
     `members`' suffixes, separated by spaces. `content` is the digest of the raw sample, if it could be
@@ -51,15 +64,14 @@ class ConvertedSample(NamedTuple):
     entry: ListedSample
     span: Span | None
     content: bytes | None
-    statistics: Mapping[str, float]
+    statistics: Statistics
     reject: Reject | None
     members: str | None = None
 
 
 def statistics_schema(modality: str) -> dict[str, Any]:
     """Return the modality's own columns with their Arrow types."""
-    named = MODALITIES[modality].statistics
-    return {name: pa.int32() if kind is int else pa.float32() for name, kind in named.items()}
+    return {name: _TYPES[kind] for name, kind in MODALITIES[modality].statistics.items()}
 
 
 @lru_cache
@@ -77,7 +89,7 @@ def sidecar(
         (
             *(planned, None, seal, size_bytes),
             *(entry.key, printable(entry.original_key), entry.group and printable(entry.group)),
-            *(printable(entry.file), entry.size, entry.stamp),
+            *(printable(entry.place), printable(entry.file), entry.size, entry.stamp),
             *((reject.reason, printable(reject.detail)) if reject else (None, None)),
             *(content, *(span or (None, None, None)), members),
             *(statistics.get(name) for name in names),

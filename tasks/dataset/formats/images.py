@@ -33,7 +33,7 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 from tasks.core.schema import ImageRules
 from tasks.core.schema.dataset import MOST_PIXELS
-from tasks.dataset.formats import jpeg, png
+from tasks.dataset.formats import jpeg, measures, png
 from tasks.dataset.formats.signatures import described, image_kind, is_lossless_webp
 from tasks.dataset.rejects import Reject
 
@@ -69,6 +69,8 @@ ENCODERS: dict[str, dict[str, object]] = {
 }
 ANY_SIZE = ImageRules(max_pixels=MOST_PIXELS)
 """Limits for readers that do not know the build's; even so, a torn header must not allocate all memory."""
+_PROFILE, _SRGB = b"ICC_PROFILE\0", (b"sRGB", "sRGB".encode("utf-16-be"))
+"""The mark of a colour profile in a JPEG's header, and how profiles spell the name of sRGB."""
 RANGELESS = ("I", "F")
 """Pixel modes without a fixed range: only the author knows which value is white."""
 RANGE_UNKNOWN = "float or 32-bit grey, whose range is unknown"
@@ -79,8 +81,22 @@ mirrored ones, and those that swap width and height."""
 
 Reduce = Callable[[tuple[int, int]], int]
 """Maps an upright image's (width, height) to how many times smaller it may be decoded: 1, 2, 4 or 8."""
-Stored = tuple[str, bytes, tuple[int, int]]
-"""A stored image: suffix, content, (width, height)."""
+
+
+class StoredImage(NamedTuple):
+    """An image as it is stored, and what is known of it.
+
+    `size` is (width, height). `luma` is its grey picture as `measures` needs it, None if it was not decoded.
+    `frames` counts the pictures of an animation. `colour` is that of its pixels: `grey`, `rgb`, `cmyk`,
+    `deep` (more than 8 bits per channel) or `profile` (RGB by another colour profile than sRGB).
+    """
+
+    suffix: str
+    content: bytes
+    size: tuple[int, int]
+    luma: Image.Image | None
+    frames: int
+    colour: str
 
 
 class ImageHeader(NamedTuple):
@@ -122,7 +138,7 @@ def size_of(data: bytes, rules: ImageRules) -> tuple[int, int]:
     return _inspect(data, rules).size
 
 
-def store(data: bytes, rules: ImageRules, *, turns: bool = True) -> Stored:
+def store(data: bytes, rules: ImageRules, *, turns: bool = True) -> StoredImage:
     """Return the image as the rules want it stored; Reject like `decode`. With `turns` False it is not turned
     upright.
 
@@ -139,15 +155,14 @@ def store(data: bytes, rules: ImageRules, *, turns: bool = True) -> Stored:
     return _store(plain, rules, turns)
 
 
-def _store(data: bytes, rules: ImageRules, turns: bool) -> Stored:
+def _store(data: bytes, rules: ImageRules, turns: bool) -> StoredImage:
     header = _inspect(data, rules)
     fits = rules.max_side is None or max(header.size) <= rules.max_side
     if fits and header.kind in MEMBERS:
         if turns and (orientation := _orientation(data, header)) != UPRIGHT:
             return _turned(data, rules, orientation)
-        if rules.check == "decode" or not _is_whole(data, header):
-            _prove(data, rules, header)
-        return header.kind, data, header.size
+        luma = None if rules.check == "header" and _is_whole(data, header) else _prove(data, rules, header)
+        return StoredImage(header.kind, data, header.size, luma, *_nature(data, header))
     kind, image = decode(data, rules)
     if rules.encode == "keep" and kind not in MEMBERS:
         fix = "set dataset.image.encode"
@@ -197,10 +212,40 @@ def _load(kind: str, image: ImageFile, data: bytes) -> None:
         raise Reject("image.undecodable", "png: ends before its last chunk")
 
 
-def _prove(data: bytes, rules: ImageRules, header: ImageHeader) -> None:
-    """Reject unless the image can be decoded."""
-    if header.frame is None or not jpeg.surely_decodes(data, header.frame):
-        _load(header.kind, header.image or _parse(data, rules)[1], data)
+def _prove(data: bytes, rules: ImageRules, header: ImageHeader) -> Image.Image:
+    """Return the image's luma; Reject unless the image can be decoded."""
+    if header.frame is not None:
+        luma = jpeg.decoded_luma(data, header.frame, measures.factor(*header.size))
+        if luma is not None:
+            return luma
+    image = header.image or _parse(data, rules)[1]
+    _load(header.kind, image, data)
+    return measures.luma_of(image)
+
+
+def _nature(data: bytes, header: ImageHeader) -> tuple[int, str]:
+    """Return the number of frames and the colour of an image by its header."""
+    if header.frame is not None:
+        profile = data[: header.frame.scan] if _PROFILE in data[: header.frame.scan] else b""
+        return 1, _colour(header.frame.mode, profile)
+    image = header.image
+    assert image is not None
+    return _frames(image), _colour(image.mode, image.info.get("icc_profile") or b"")
+
+
+def _frames(image: Image.Image) -> int:
+    return 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
+
+
+def _colour(mode: str, profile: bytes) -> str:
+    """Return the colour of pixels of one of Pillow's modes; `profile` holds their colour profile, if any."""
+    if mode.startswith("I"):
+        return "deep"
+    if mode in ("1", "L", "LA", "La"):
+        return "grey"
+    if mode == "CMYK":
+        return "cmyk"
+    return "profile" if profile and not any(name in profile for name in _SRGB) else "rgb"
 
 
 def _is_whole(data: bytes, header: ImageHeader) -> bool:
@@ -227,9 +272,10 @@ def _check_size(size: tuple[int, int], rules: ImageRules) -> None:
         raise Reject("image.too_small", f"{width} x {height}, shorter than {rules.min_side}")
 
 
-def _encode(image: Image.Image, suffix: str, max_side: int | None) -> Stored:
+def _encode(image: Image.Image, suffix: str, max_side: int | None) -> StoredImage:
     """Turn the image upright, scale it down to `max_side` and encode it, converted by `to_rgb` unless it is
     plain grey or RGB(A)."""
+    frames = _frames(image)
     image = upright(image)
     if image.mode not in ("L", "P", "RGB", "RGBA"):
         image.info.pop("icc_profile", None)  # it describes inks or the like, but the pixels will be RGB
@@ -238,19 +284,23 @@ def _encode(image: Image.Image, suffix: str, max_side: int | None) -> Stored:
         image = to_rgb(image)
     if max_side is not None:
         image.thumbnail((max_side, max_side), Image.Resampling.LANCZOS)
-    return _saved(image, suffix, ENCODERS.get(suffix, {}))
+    return _saved(image, suffix, ENCODERS.get(suffix, {}), frames)
 
 
-def _saved(image: Image.Image, suffix: str, options: Mapping[str, object]) -> Stored:
-    """Encode the image with its colour profile and without its EXIF."""
+def _saved(image: Image.Image, suffix: str, options: Mapping[str, object], frames: int = 1) -> StoredImage:
+    """Encode the image with its colour profile and without its EXIF; `frames` is how many pictures it had."""
+    profile = image.info.get("icc_profile")
     if suffix == "png":
-        return "png", png.encode(image), image.size
-    file = io.BytesIO()
-    image.save(file, **options, icc_profile=image.info.get("icc_profile"))  # type: ignore[arg-type]
-    return suffix, file.getvalue(), image.size
+        content = png.encode(image)
+    else:
+        file = io.BytesIO()
+        image.save(file, **options, icc_profile=profile)  # type: ignore[arg-type]
+        content = file.getvalue()
+    colour = _colour(image.mode, profile or b"")
+    return StoredImage(suffix, content, image.size, measures.luma_of(image), frames, colour)
 
 
-def _turned(data: bytes, rules: ImageRules, orientation: int) -> Stored:
+def _turned(data: bytes, rules: ImageRules, orientation: int) -> StoredImage:
     """Turn the image upright in its own format, with as little loss as the format allows."""
     kind, image = decode(data, rules)
     options = ENCODERS.get(kind, {})
@@ -260,7 +310,7 @@ def _turned(data: bytes, rules: ImageRules, orientation: int) -> Stored:
         options = {"format": "JPEG", **jpeg.as_encoded(image, is_turned=orientation in LYING)}
     elif kind == "webp" and is_lossless_webp(data):
         options = {**options, "lossless": True, "exact": True}
-    return _saved(upright(image), kind, options)
+    return _saved(upright(image), kind, options, _frames(image))
 
 
 def _orientation(data: bytes, header: ImageHeader) -> int:

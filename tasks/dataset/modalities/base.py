@@ -4,21 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import NamedTuple
 
 from tasks.core.schema import Dataset
 from tasks.dataset.rejects import Reason
 from tasks.dataset.tar.format import Buffer, Members
 
+
+class Statistic(Enum):
+    """The kinds of what is known of a sample without opening it. A HASH has 64 bits, FINE and SPECTRUM are
+    those of `measures`, a WORD is one of a few."""
+
+    COUNT = "count"
+    NUMBER = "number"
+    HASH = "hash"
+    FINE = "fine"
+    SPECTRUM = "spectrum"
+    WORD = "word"
+
+
 Required = tuple[tuple[str, ...], ...]
 """Sets of members; a sample must have one member of each set."""
+
+
+Statistics = Mapping[str, float | bytes | str | None]
+"""Values by the names of a modality's statistics; None for what was not measured."""
 
 
 class AcceptedSample(NamedTuple):
     """The members to store of an accepted sample, and its cheap statistics."""
 
     members: Mapping[str, Buffer]
-    statistics: Mapping[str, float]
+    statistics: Statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +54,15 @@ class Modality:
 
     `take` checks raw members and returns what is stored, or raises Reject. `judge` decodes stored members and
     returns their faults; `unjudged` names the members that it cannot judge on this machine because a package
-    is missing. `statistics` are the columns that `take` fills, with their types (int32 or float32 in
-    `samples/`). `undecodable` is the reason of a reject that no rule foresaw. `check` raises UsageError for a
-    config that the modality cannot follow.
+    is missing. `statistics` are the columns of `samples/` that `take` fills, with their kinds. `undecodable`
+    is the reason of a reject that no rule foresaw. `check` raises UsageError for a config that the modality
+    cannot follow.
     """
 
     take: Callable[[Members, Dataset], AcceptedSample]
     judge: Callable[[Mapping[str, bytes]], list[MemberFault]]
     required: Required
-    statistics: Mapping[str, type[int] | type[float]]
+    statistics: Mapping[str, Statistic]
     undecodable: Reason
     check: Callable[[Dataset], None] = lambda dataset: None
     unjudged: Callable[[], tuple[str, ...]] = tuple

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tasks.core.schema import Dataset
 from tasks.dataset.formats import images
+from tasks.dataset.formats.captions import text_hash
 from tasks.dataset.formats.checks import is_blank, json_object
-from tasks.dataset.modalities.base import AcceptedSample, MemberFault, Modality
-from tasks.dataset.modalities.image_text import judge_each, judge_json
+from tasks.dataset.modalities.base import AcceptedSample, MemberFault, Modality, Statistic
+from tasks.dataset.modalities.image_text import OF_IMAGE, image_statistics, judge_each, judge_json
 from tasks.dataset.rejects import Reject
 from tasks.dataset.tar.format import Members
 
@@ -59,19 +60,37 @@ def accept_chat(raw: Members, dataset: Dataset) -> AcceptedSample:
     conversation = _conversation(bytes(raw["json"]))
     check_images(conversation, len(numbered))
     members = {"json": raw["json"]}
-    width = height = 0
+    found = []
     for number, name in enumerate(numbered):
         try:
-            suffix, image, size = images.store(bytes(raw[name]), dataset.image)
+            image = images.store(bytes(raw[name]), dataset.image)
         except Reject as reject:
             raise Reject(reject.reason, f"image {number + 1}: {reject.detail}") from None
-        members[f"{number:03d}.{suffix}"] = image
-        if size[0] * size[1] > width * height:
-            width, height = size
-    statistics = {"images": len(numbered), "turns": len(conversation.turns), "width": width, "height": height}
+        members[f"{number:03d}.{image.suffix}"] = image.content
+        found.append(image_statistics(image))
+    statistics = {"images": len(numbered), "turns": len(conversation.turns), **_of_images(found)}
     for role in ROLES:
         statistics[f"{role}_length"] = sum(len(turn[role]) for turn in conversation.turns)
-    return AcceptedSample(members, statistics)
+    texts = (turn[role] for turn in conversation.turns for role in ROLES)
+    return AcceptedSample(members, {**statistics, "text_hash": text_hash(*texts)})
+
+
+def _of_images(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the statistics of a conversation's images together: the largest size, the least contrast and
+    sharpness, and a hash of all. The perceptual hash is that of a single image."""
+    if not found:
+        return {"width": 0, "height": 0}
+    together: dict[str, Any] = {
+        **max(found, key=lambda one: one["width"] * one["height"]),
+        "frames": max(one["frames"] for one in found),
+        "content_hash": text_hash(*(f"{one['content_hash']:x}" for one in found)),
+    }
+    for name in ("contrast", "sharpness"):
+        values = [one[name] for one in found if one.get(name) is not None]
+        together[name] = min(values, default=None)
+    if len(found) > 1:
+        together |= dict.fromkeys(("phash", "phash_fine", "spectrum"))
+    return together
 
 
 def chat_faults(members: Mapping[str, bytes]) -> list[MemberFault]:
@@ -192,6 +211,10 @@ CHAT = Modality(
     take=accept_chat,
     judge=chat_faults,
     required=(("json",),),
-    statistics=dict.fromkeys(("images", "turns", "user_length", "assistant_length", "width", "height"), int),
+    statistics={
+        **dict.fromkeys(("images", "turns", "user_length", "assistant_length"), Statistic.COUNT),
+        **OF_IMAGE,
+        "text_hash": Statistic.HASH,
+    },
     undecodable="image.undecodable",
 )

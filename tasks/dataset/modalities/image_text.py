@@ -5,14 +5,34 @@ White space around a caption is removed, whatever source it comes from.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
+
+from xxhash import xxh3_64_intdigest
 
 from tasks.core.schema import Dataset
 from tasks.dataset.formats import images
+from tasks.dataset.formats.captions import telling_words, text_hash
 from tasks.dataset.formats.checks import is_blank, json_object, problem_of
-from tasks.dataset.modalities.base import AcceptedSample, MemberFault, Modality
+from tasks.dataset.formats.measures import measure
+from tasks.dataset.modalities.base import AcceptedSample, MemberFault, Modality, Statistic, Statistics
 from tasks.dataset.rejects import Reject
 from tasks.dataset.tar.format import Members
+
+OF_IMAGE: Mapping[str, Statistic] = {
+    **dict.fromkeys(("width", "height", "frames"), Statistic.COUNT),
+    **dict.fromkeys(("contrast", "sharpness", "border"), Statistic.NUMBER),
+    "colour": Statistic.WORD,
+    **dict.fromkeys(("content_hash", "phash"), Statistic.HASH),
+    "phash_fine": Statistic.FINE,
+    "spectrum": Statistic.SPECTRUM,
+}
+OF_CAPTION: Mapping[str, Statistic] = {
+    **dict.fromkeys(("caption_length", "caption_words"), Statistic.COUNT),
+    "text_hash": Statistic.HASH,
+}
+"""The statistics of an image and of a caption. `measures` and `captions` define those that are measured;
+hashes of equal bytes, or of texts that differ only in case and white space, are equal."""
 
 
 def accept_image_text(raw: Members, dataset: Dataset) -> AcceptedSample:
@@ -25,11 +45,45 @@ def take_pair(raw: Members, dataset: Dataset, *, turns: bool = True) -> Accepted
     caption = text.strip()
     if is_blank(caption):
         raise Reject("caption.empty", "the caption is blank" if text else "the caption is empty")
-    suffix, image, (width, height) = images.store(bytes(raw["image"]), dataset.image, turns=turns)
-    members = {suffix: image, "txt": caption.encode()}
+    image = images.store(bytes(raw["image"]), dataset.image, turns=turns)
+    members = {image.suffix: image.content, "txt": caption.encode()}
+    label = None
     if "json" in raw:
         members["json"] = raw["json"]
-    return AcceptedSample(members, {"width": width, "height": height, "caption_length": len(caption)})
+        label = _label(bytes(raw["json"]), dataset)
+    return AcceptedSample(members, {**image_statistics(image), **caption_statistics(caption), "label": label})
+
+
+def _label(document: bytes, dataset: Dataset) -> str | None:
+    """Return the sample's class: its field `label`, or the one that a source makes its captions of."""
+    of_sources = (one.caption for one in dataset.all_sources if one.kind == "table" and one.templates)
+    names = [name for name in ("label", *of_sources) if json.dumps(name).encode() in document]
+    if not names:
+        return None
+    fields = json_object(document, "source.unreadable")
+    found = next((value for name in names if isinstance(value := fields.get(name), str | int)), None)
+    return None if found is None or isinstance(found, bool) else str(found)
+
+
+def image_statistics(image: images.StoredImage) -> Statistics:
+    """Return the statistics of a stored image; those that need its pixels are None if it was not decoded."""
+    known: dict[str, float | bytes | str | None] = {
+        "width": image.size[0],
+        "height": image.size[1],
+        "frames": image.frames,
+        "colour": image.colour,
+        "content_hash": xxh3_64_intdigest(image.content),
+    }
+    return known if image.luma is None else known | measure(image.luma)._asdict()
+
+
+def caption_statistics(caption: str) -> dict[str, int]:
+    """Return the statistics of a caption."""
+    return {
+        "caption_length": len(caption),
+        "caption_words": telling_words(caption),
+        "text_hash": text_hash(caption),
+    }
 
 
 def image_text_faults(members: Mapping[str, bytes]) -> list[MemberFault]:
@@ -54,6 +108,6 @@ IMAGE_TEXT = Modality(
     take=accept_image_text,
     judge=image_text_faults,
     required=(images.MEMBERS, ("txt",)),
-    statistics={"width": int, "height": int, "caption_length": int},
+    statistics={**OF_IMAGE, **OF_CAPTION, "label": Statistic.WORD},
     undecodable="image.undecodable",
 )

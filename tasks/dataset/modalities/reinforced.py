@@ -31,7 +31,7 @@ from tasks.dataset.formats import Unjudged, images, npy, tensors
 from tasks.dataset.formats.checks import is_blank, json_object
 from tasks.dataset.formats.tensors import UNSOUND
 from tasks.dataset.modalities import image_text
-from tasks.dataset.modalities.base import AcceptedSample, MemberFault, Modality, missing
+from tasks.dataset.modalities.base import AcceptedSample, MemberFault, Modality, Statistic, missing
 from tasks.dataset.rejects import Reason, Reject
 from tasks.dataset.tar.format import Members
 
@@ -76,7 +76,9 @@ def check_reinforced_rules(dataset: Dataset) -> None:
 def accept_reinforced(raw: Members, dataset: Dataset) -> AcceptedSample:
     pair = image_text.take_pair(raw, dataset, turns=False)
     added = {suffix: raw[suffix] for suffix in ADDED if suffix in raw}
-    counts = check_added(added, int(pair.statistics["width"]), int(pair.statistics["height"]))
+    width, height = (pair.statistics[side] for side in ("width", "height"))
+    assert isinstance(width, int) and isinstance(height, int)
+    counts = check_added(added, width, height)
     return AcceptedSample({**pair.members, **added}, {**pair.statistics, **counts})
 
 
@@ -229,9 +231,7 @@ REINFORCED = Modality(
     required=REQUIRED,
     statistics={
         **image_text.IMAGE_TEXT.statistics,
-        "augmentations": int,
-        "synthetic_captions": int,
-        "embedding_width": int,
+        **dict.fromkeys(("augmentations", "synthetic_captions", "embedding_width"), Statistic.COUNT),
     },
     undecodable=UNSOUND,
     check=check_reinforced_rules,

@@ -14,10 +14,11 @@ from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
 
 from tasks.core.errors import UsageError
 from tasks.core.schema import Dataset, VolumeRules
-from tasks.dataset.formats import npy
+from tasks.dataset.formats import measures, npy
 from tasks.dataset.formats.checks import is_blank, json_object
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.formats.volumes.geometry import (
@@ -33,8 +34,8 @@ from tasks.dataset.formats.volumes.geometry import (
 from tasks.dataset.formats.volumes.hounsfield import QUANTILES, implausible, quantiles, require_in_range
 from tasks.dataset.formats.volumes.resample import resample
 from tasks.dataset.formats.volumes.stored import StoredVolume
-from tasks.dataset.modalities.base import AcceptedSample, MemberFault, Modality
-from tasks.dataset.modalities.image_text import judge_each, judge_json
+from tasks.dataset.modalities.base import AcceptedSample, MemberFault, Modality, Statistic
+from tasks.dataset.modalities.image_text import OF_CAPTION, caption_statistics, judge_each, judge_json
 from tasks.dataset.rejects import Reject
 from tasks.dataset.tar.format import Members
 
@@ -83,13 +84,15 @@ def accept_volume_report(raw: Members, dataset: Dataset) -> AcceptedSample:
         **{f"spacing_{axis}": side for axis, side in spacing_by_axis},
         **quantiles(prepared),
         "pad_fraction": facts["pad_fraction"],
-        "caption_length": len(report),
+        "content_hash": xxh3_64_intdigest(content),
+        **dict(zip(("phash", "phash_fine", "spectrum"), measures.volume_hashes(prepared), strict=True)),
+        **caption_statistics(report),
     }
     try:
-        described = json.dumps(facts, sort_keys=True, ensure_ascii=False, allow_nan=False).encode()
+        document = json.dumps(facts, sort_keys=True, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
         raise Reject("caption.encoding", "json holds a text that is not UTF-8") from None
-    return AcceptedSample({member: content, "txt": raw["txt"], "json": described}, statistics)
+    return AcceptedSample({member: content, "txt": raw["txt"], "json": document}, statistics)
 
 
 def _stated(raw: Members) -> dict[str, Any]:
@@ -221,11 +224,14 @@ VOLUME_REPORT = Modality(
     judge=volume_report_faults,
     required=(stored.MEMBERS, ("txt",), ("json",)),
     statistics={
-        **dict.fromkeys(SIDES, int),
-        **{f"spacing_{axis}": float for axis in ZYX},
-        **dict.fromkeys(QUANTILES, int),
-        "pad_fraction": float,
-        "caption_length": int,
+        **dict.fromkeys(SIDES, Statistic.COUNT),
+        **{f"spacing_{axis}": Statistic.NUMBER for axis in ZYX},
+        **dict.fromkeys(QUANTILES, Statistic.COUNT),
+        "pad_fraction": Statistic.NUMBER,
+        **dict.fromkeys(("content_hash", "phash"), Statistic.HASH),
+        "phash_fine": Statistic.FINE,
+        "spectrum": Statistic.SPECTRUM,
+        **OF_CAPTION,
     },
     undecodable="volume.undecodable",
     check=check_volume_rules,

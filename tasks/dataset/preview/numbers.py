@@ -24,7 +24,7 @@ from tasks.core.errors import DataError
 from tasks.core.screen import Progress, no_progress
 from tasks.core.units import count, counted, number, percent
 from tasks.dataset.layout import samples_name
-from tasks.dataset.preview.samples import SampleReader, spread
+from tasks.dataset.sample_reader import SampleReader, spread
 from tasks.dataset.tables import DAMAGED, ShardRecord, read_pieces
 
 KEPT = 200_000
@@ -174,7 +174,7 @@ def _schema(path: Path) -> tuple[list[str], int]:
     try:
         metadata = pq.read_metadata(path)
         fields = (one for one in metadata.schema.to_arrow_schema() if one.name not in PLACES)
-        is_number = (pa.types.is_integer, pa.types.is_floating)
+        is_number = (pa.types.is_signed_integer, pa.types.is_floating)  # unsigned ones are hashes
         return [one.name for one in fields if any(is_(one.type) for is_ in is_number)], metadata.num_rows
     except DAMAGED as error:
         problem = str(error).partition("\n")[0][:160]

@@ -26,9 +26,10 @@ from tasks.dataset.manifest import Manifest, passed_over_lines, read_manifest
 from tasks.dataset.preview import numbers
 from tasks.dataset.preview.faults import Checked, Faults, commands, faults_of, faulty_tiles, is_built
 from tasks.dataset.preview.numbers import CountTokens
-from tasks.dataset.preview.samples import SampleReader, choose_rows
+from tasks.dataset.preview.samples import choose_rows
 from tasks.dataset.preview.tiles import SHOWN, Tile, legible, read_tile, without_folder
 from tasks.dataset.rejects import RejectGroup, count_groups, read_groups
+from tasks.dataset.sample_reader import SampleReader
 from tasks.dataset.tables import read_shards
 
 

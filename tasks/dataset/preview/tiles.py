@@ -22,8 +22,8 @@ from tasks.dataset.formats.volumes import stored
 from tasks.dataset.formats.volumes.geometry import ZYX, axes_of, spacing_of
 from tasks.dataset.modalities import reinforced
 from tasks.dataset.preview.pictures import Box, NotShown, Picture, open_scan, slices, thumbnail
-from tasks.dataset.preview.samples import SampleReader, spread
 from tasks.dataset.rejects import Reject, printable
+from tasks.dataset.sample_reader import SampleReader, spread
 from tasks.dataset.tar.format import Sample
 
 TEXT, REPORT, MESSAGE = 280, 700, 300

@@ -139,7 +139,8 @@ def decodes(image: JpegImageFile) -> bool:
     return True
 
 
-def test_an_eighth_of_the_size_finds_what_whole_decoding_finds() -> None:
+@pytest.mark.parametrize("scale", [8, 4, 2, 1])
+def test_a_small_luma_finds_what_whole_decoding_finds(scale: int) -> None:
     """Both read every byte of every scan; the scale only shapes what is computed of what was read."""
     verdicts: Counter[bool] = Counter()
     left_to_pillow = 0
@@ -148,7 +149,7 @@ def test_an_eighth_of_the_size_finds_what_whole_decoding_finds() -> None:
         if whole is None or found is None:
             continue
         is_sound = decodes(whole)
-        if jpeg.surely_decodes(data, found) != is_sound:
+        if (jpeg.decoded_luma(data, found, scale) is not None) != is_sound:
             assert is_sound, data.hex()
             left_to_pillow += 1
         verdicts[is_sound] += 1
@@ -174,7 +175,8 @@ def test_what_is_sound_needs_neither_parser_nor_pixels(name: str) -> None:
     image, found = opened(data), jpeg.frame(data)
     assert image is not None and found is not None
     assert (found.size, found.mode) == (image.size, image.mode)
-    assert found.is_plain and jpeg.has_end(data, found.scan) and jpeg.surely_decodes(data, found)
+    assert found.is_plain and jpeg.has_end(data, found.scan)
+    assert jpeg.decoded_luma(data, found, 8) is not None
 
 
 @pytest.mark.parametrize("check", ["decode", "header"])
@@ -182,7 +184,7 @@ def test_what_is_sound_needs_neither_parser_nor_pixels(name: str) -> None:
 def test_the_stored_size_is_that_of_the_whole_image(name: str, check: Any) -> None:
     data = SOUND[name]
     size = Image.open(io.BytesIO(data)).size
-    assert images.store(data, ImageRules(check=check)) == ("jpg", data, size)
+    assert images.store(data, ImageRules(check=check))[:3] == ("jpg", data, size)
 
 
 @pytest.mark.parametrize("check", ["decode", "header"])
@@ -190,7 +192,7 @@ def test_lossless_jpeg_is_left_to_whole_decoding(check: Any) -> None:
     """libjpeg does not scale it, so an eighth has no room for it."""
     data = lossless(640, 48)
     assert jpeg.frame(data) is None
-    assert images.store(data, ImageRules(check=check)) == ("jpg", data, (640, 48))
+    assert images.store(data, ImageRules(check=check))[:3] == ("jpg", data, (640, 48))
 
 
 def changed(data: bytes, offset: int, content: bytes) -> bytes:
@@ -218,11 +220,12 @@ def chroma_of_two_thirds() -> bytes:
     return changed(changed(data, frame + 11, b"\x31"), frame + 14, b"\x21")
 
 
-def test_chroma_that_cannot_be_sampled_up_is_found_at_an_eighth() -> None:
+def test_chroma_that_cannot_be_sampled_up_is_found_in_the_header() -> None:
     """In grey, libjpeg would not need the chroma."""
     data = chroma_of_two_thirds()
     found = jpeg.frame(data)
-    assert opened(data) is not None and found is not None and not jpeg.surely_decodes(data, found)
+    assert opened(data) is not None and found is not None
+    assert jpeg.decoded_luma(data, found, 8) is None
 
 
 @pytest.mark.parametrize("name", UNUSUAL)
@@ -246,7 +249,7 @@ def test_a_header_with_exif_is_left_to_pillow() -> None:
     data = picture("RGB", 30, 10, exif=turned.tobytes())
     found = jpeg.frame(data)
     assert found is not None and not found.is_plain
-    assert images.store(data, ImageRules(check="header"))[::2] == ("jpg", (10, 30))
+    assert images.store(data, ImageRules(check="header"))[:3:2] == ("jpg", (10, 30))
 
 
 TORN = [SOUND["4:2:0"][: int(len(SOUND["4:2:0"]) * share)] for share in (0.3, 0.6, 0.9)]

@@ -47,14 +47,17 @@ def test_a_sound_sample_is_stored_as_it_came() -> None:
     given = members()
     taken = accept_reinforced(given, DATASET)
     assert taken.members == {"png": given.pop("image"), **given}
-    assert taken.statistics == {
-        "width": 12,
-        "height": 12,
-        "caption_length": 9,
-        "augmentations": 3,
-        "synthetic_captions": 2,
-        "embedding_width": shards.WIDTH,
-    }
+    assert (
+        taken.statistics.items()
+        >= {
+            "width": 12,
+            "height": 12,
+            "caption_length": 9,
+            "augmentations": 3,
+            "synthetic_captions": 2,
+            "embedding_width": shards.WIDTH,
+        }.items()
+    )
     assert judged(taken) == []
     assert MODALITIES["reinforced"].take is accept_reinforced
 

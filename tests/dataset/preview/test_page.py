@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from flows.cli import main
+from tasks.core import tokens
 from tasks.dataset.preview import page_path
-from tasks.models import tokens
 from tests.dataset.handmade import write_version
 from tests.dataset.preview.pages import HOSTILE, SECRET, a_version, attributes, page, pairs, picture, words
 

@@ -15,8 +15,9 @@ from tasks.core.errors import DataError
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.preview.page import gather_page
 from tasks.dataset.preview.pictures import MOST_BYTES, planes_of, thumbnail
-from tasks.dataset.preview.samples import choose_rows, salvage, spread
+from tasks.dataset.preview.samples import choose_rows
 from tasks.dataset.preview.tiles import Tile
+from tasks.dataset.sample_reader import salvage, spread
 from tasks.dataset.tar.format import header
 from tests.dataset.handmade import Members, write_version
 from tests.dataset.preview.pages import SECRET, a_version, attributes, page, picture, words

@@ -13,7 +13,7 @@ CAPTIONS = ["a photo of a dog", "Grüße aus München, 東京!", "it's 3.5 km &a
 
 def test_counts_are_open_clips_and_bring_no_torch() -> None:
     code = (
-        "import json, sys\nfrom tasks.models.tokens import caption_counter\n"
+        "import json, sys\nfrom tasks.core.tokens import caption_counter\n"
         f"counts = list(map(caption_counter(), {CAPTIONS!r}))\n"
         "print(json.dumps([counts, sorted({'torch', 'timm', 'open_clip'} & set(sys.modules))]))"
     )
