@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flows.lifecycle import concerns, tarmac_flow
 from flows.parameters import Overrides, TrainedConfigFile, configured
-from flows.stages import Stages, go_on, make_dataset, train_on
+from flows.stages import Stages, go_on, make_dataset, require_sound, train_on
 from flows.starts import begun
 from tasks import control
 from tasks.supervision.beforehand import require_startable
@@ -34,4 +34,5 @@ def pipeline(
     if control.deployed():  # otherwise the command has checked this already
         require_startable(settings, None, fresh=fresh)
     version, prepared = make_dataset(settings, "pipeline", rehash=rehash, accept_loss=accept_loss)
+    require_sound(prepared)
     return [*prepared, *train_on(settings, version, fresh=fresh)]

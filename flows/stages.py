@@ -10,6 +10,7 @@ from typing import Any
 from flows.approval import approve
 from flows.lifecycle import concerns, works_on
 from tasks import control, events
+from tasks.assess import Assessed, assess, require_trainable
 from tasks.build import build, publish
 from tasks.core import child, screen
 from tasks.core.errors import NeedsApproval, TarmacError, Withdrawn, first_line
@@ -49,9 +50,16 @@ def make_dataset(
         approve(loss)
         built = build(config, rehash=rehash, accept_loss=True, waits=waits)
     version = built.details.version
-    stages: Stages = [built, verify(config, version), publish(config, version)]
+    stages: Stages = [built, verify(config, version), assess(config, version), publish(config, version)]
     events.emit_rebuilt(config, built.details, flow)
     return version, stages
+
+
+def require_sound(stages: Stages) -> None:
+    """DataError if a stage that assessed the samples has found an error."""
+    for stage in stages:
+        if isinstance(stage.details, Assessed):
+            require_trainable(stage.details.findings)
 
 
 def train_on(config: Config, version: Path, *, fresh: bool = False) -> Stages:

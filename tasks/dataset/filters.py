@@ -1,5 +1,5 @@
-"""The user's own rules on the fields of a sample: a number is a minimum, a text must be equal, and of a list
-one value must be equal.
+"""The user's own rules on the fields of a sample: a number is a minimum, `{min, max}` are limits, a text must
+be equal, and of a list one value must be equal.
 
 A table's cell may be a text that holds a number; it is compared as the type of the rule. A value that cannot
 be compared does not meet the rule.
@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
+from tasks.core.schema.dataset import Limits
+
 
 def passes(rules: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:
     """Whether the fields meet every rule."""
@@ -19,6 +21,9 @@ def passes(rules: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:
 
 def meets(rule: Any, value: Any) -> bool:
     """Whether one value meets one rule."""
+    if isinstance(rule, Limits):
+        number = _number(value)
+        return number is not None and rule.min <= number <= rule.max
     if isinstance(rule, list):
         return any(_equals(allowed, value) for allowed in rule)
     if isinstance(rule, int | float) and not isinstance(rule, bool):

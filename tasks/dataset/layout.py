@@ -1,7 +1,7 @@
 """Where a dataset, its versions and their files lie, and which version a path stands for.
 
     DATASET/ current -> versions/9c41…    quarantine.jsonl  verified.jsonl  fresh.json  pins/  lengths/
-        quality/  lease.json  staging/ and progress.json (of a build)
+        quality/  looks/  lease.json  staging/ and progress.json (of a build)
         versions/9c41…/ README.md  manifest.json  build.json  shards.parquet  rejects.parquet  inputs.arrow
              index/train.npy  samples/train.parquet  train/000000.tar …  train/sizes.json
 
@@ -29,6 +29,8 @@ FOREIGN = "foreign.json"
 """The file of a version whose tars others wrote; it records where they lie."""
 LENGTHS = "lengths"
 """The folder of a dataset with how long the samples of its versions are to recipes that pack them."""
+LOOKS = "looks"
+"""The folder of a dataset with what its raw samples look like, where splits are grouped by content."""
 QUALITY = "quality"
 """The folder of a dataset with what was found of the samples of its versions; see `tasks.dataset.quality`."""
 VERIFIED = "verified.jsonl"

@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # readers of versions import the names of splits, and need no
     from tasks.core.schema import Splits
 
 REST = "train"
+CONTENT = "content"
+"""The value of `group_by` that groups samples which are equal or nearly equal."""
 FOLDERS = ("index", "samples")  # a version keeps these beside its splits
 _WHOLE = re.compile(r"(-?\d+)\.0*")
 
@@ -38,7 +40,7 @@ def group_of(splits: Splits, fields: Mapping[str, Any]) -> str | None:
     The group is the same for 7, 7.0 and "7.0": a column of whole numbers is written with fractions wherever
     one value is missing, and one patient must not be two groups.
     """
-    if splits.group_by is None:
+    if splits.group_by in (None, CONTENT):  # the build groups by content once all is listed
         return None
     value = fields.get(splits.group_by)
     if value is None or value == "" or value != value:  # data frames write NaN for a missing value

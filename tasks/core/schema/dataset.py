@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Any, Literal, Self
 
@@ -13,6 +14,24 @@ from tasks.core.stores import REMOTE_SCHEMES
 
 Positive = Annotated[float, Field(gt=0)]
 Side = Annotated[int, Field(ge=1)]
+
+
+class Limits(Block):
+    """The lowest and the highest value that a field may have."""
+
+    min: float = -math.inf
+    max: float = math.inf
+
+    @model_validator(mode="after")
+    def _limits_something(self) -> Self:
+        if not self.min <= self.max or (self.min == -math.inf and self.max == math.inf):
+            raise ValueError("needs min, max or both, the lower one first")
+        return self
+
+    @model_serializer
+    def _as_given(self) -> dict[str, float]:
+        return {name: limit for name in ("min", "max") if math.isfinite(limit := getattr(self, name))}
+
 
 Rule = str | bool | int | FiniteFloat
 """A value that a field must have; a number is a minimum."""
@@ -99,7 +118,8 @@ class Splits(Block):
     __pydantic_extra__: dict[str, Share]
 
     group_by: str | None = None
-    """Field whose samples stay together in one split, such as the patient."""
+    """Field whose samples stay together in one split, such as the patient; `content` keeps samples together
+    that are equal or nearly equal, which takes a second look at each before the build."""
     column: str | None = Field(None, alias="from")
     """Field that names the split of each sample; no other key may be given beside it."""
 
@@ -140,9 +160,14 @@ class Dataset(Block):
     """Keep samples and keys out of all pages and trackers, which then show counts only."""
     source: Source | None = None
     sources: list[Source] | None = None
-    filter: dict[str, Rule | list[Rule]] = {}
-    """Rules on fields of a sample: a number is a minimum, a text must be equal, a list holds all allowed
-    values. Samples that do not match count as filtered, not as rejected."""
+    filter: dict[str, Rule | list[Rule] | Limits] = {}
+    """Rules on fields of a sample: a number is a minimum, `{min: 1, max: 3}` gives limits, a text must be
+    equal, a list holds all allowed values. A field is a column of the source or, if that has no such column,
+    a statistic that the build measures, such as `sharpness`, `contrast`, `border`, `caption_words`, `width`
+    or `colour`. Samples that do not match count as filtered, not as rejected."""
+    leak_budget: Share = 0.01
+    """Share of a held-out split's samples that may equal, or nearly equal, one that is trained on; with more,
+    `tarmac build` ends with an error and `tarmac run` does not train."""
     image: ImageRules = ImageRules()
     volume: VolumeRules = VolumeRules()
     shard: ShardRules = ShardRules(samples=256)

@@ -91,6 +91,8 @@ class RejectedSample:
         return cls(entry.number, entry.key, entry.original_key, reason, detail, entry.place, entry.file)
 
 
+FILTERED = "filtered"
+"""The reason of a sample that a rule on its statistics leaves out in conversion; it is no reject."""
 _COLUMNS = """number INTEGER, key TEXT, split TEXT, shard_hash INTEGER, weight INTEGER, size INTEGER,
     entry BLOB"""
 """`entry` is the whole ListedSample by marshal: that takes half the time of a column per field, and accepts
@@ -205,6 +207,36 @@ class Catalogue:
         )
         self._database.executemany("INSERT OR REPLACE INTO rejects VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
+    # grouping
+
+    @property
+    def listed(self) -> int:
+        return self._count("SELECT count(*) FROM listed")
+
+    def listed_below(self, prefix: int, bits: int) -> Iterator[ListedSample]:
+        """Yield the listed samples whose shard hashes begin with these bits, by hash and key."""
+        low = (prefix << HASH_BITS - bits) - _SIGN
+        high = (prefix + 1 << HASH_BITS - bits) - 1 - _SIGN
+        query = "SELECT entry FROM listed WHERE shard_hash BETWEEN ? AND ? ORDER BY shard_hash, key, number"
+        for (packed,) in self._database.execute(query, (low, high)):
+            yield _entry(packed)
+
+    def index_hashes(self) -> None:
+        """Make `listed_below` fast."""
+        self._database.execute("CREATE INDEX IF NOT EXISTS listed_hashes ON listed (shard_hash)")
+
+    def regroup(self, moves: Iterable[tuple[str, str, str]]) -> None:
+        """Change group and split of listed samples, given as key, group and split."""
+        self._database.execute("CREATE INDEX IF NOT EXISTS listed_keys ON listed (key, number)")
+        for key, group, split in moves:
+            of_key = self._database.execute("SELECT number, entry FROM listed WHERE key = ?", (key,))
+            for number, packed in of_key.fetchall():
+                changed = _entry(packed)._replace(group=group)
+                self._database.execute(
+                    "UPDATE listed SET split = ?, entry = ? WHERE number = ?",
+                    (split, marshal.dumps(tuple(changed)), number),
+                )
+
     # planning
 
     def _reject_duplicates(self, advice: Advice) -> None:
@@ -280,7 +312,7 @@ class Catalogue:
     @property
     def read(self) -> int:
         """All raw samples, before any rule."""
-        return self.accepted + self.rejected_in_listing + self.filtered
+        return self.accepted + self.rejected_in_listing + self._filtered_in_listing
 
     @property
     def accepted(self) -> int:
@@ -293,13 +325,18 @@ class Catalogue:
         return self._count("SELECT count(*) FROM rejects WHERE NOT is_entry")
 
     @property
-    def rejected_in_conversion(self) -> int:
-        """Samples that were rejected in conversion, as far as `reject` has noted them."""
+    def left_out_in_conversion(self) -> int:
+        """Samples that were rejected or filtered in conversion, as far as `reject` has noted them."""
         return self._count("SELECT count(*) FROM rejects WHERE is_entry")
 
     @property
     def filtered(self) -> int:
-        """Samples that the user's filter leaves out."""
+        """Samples that the user's filter leaves out, as far as is known."""
+        of_statistics = f"SELECT count(*) FROM rejects WHERE reason = '{FILTERED}'"
+        return self._filtered_in_listing + self._count(of_statistics)
+
+    @property
+    def _filtered_in_listing(self) -> int:
         return self._count("SELECT coalesce(sum(filtered), 0) FROM containers")
 
     @property
@@ -348,7 +385,8 @@ class Catalogue:
 
     def rejects(self) -> Iterator[RejectedSample]:
         """Yield all rejects in the sources' order."""
-        for *row, _ in self._database.execute("SELECT * FROM rejects ORDER BY number"):
+        query = f"SELECT * FROM rejects WHERE reason <> '{FILTERED}' ORDER BY number"
+        for *row, _ in self._database.execute(query):
             yield RejectedSample(*row)
 
     def examples(self) -> dict[str, str]:
@@ -358,7 +396,9 @@ class Catalogue:
 
     def reasons(self) -> dict[str, int]:
         query = "SELECT reason, count(*) FROM rejects GROUP BY reason ORDER BY reason"
-        return dict(self._database.execute(query).fetchall())
+        counts = dict(self._database.execute(query).fetchall())
+        counts.pop(FILTERED, None)
+        return counts
 
     def note_converted(self, rows: Iterable[tuple[str, bytes, int, int]]) -> None:
         """Note for `find` what accepted samples are made of: key, content, length and CRC32C of the span."""

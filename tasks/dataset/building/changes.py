@@ -149,7 +149,7 @@ def since(before: Path | None, catalogue: Catalogue, dataset: Dataset, made: Pat
 
     `made` is the new version's `inputs.arrow`; without it, replaced samples cannot be recognised.
     """
-    now = catalogue.accepted - catalogue.rejected_in_conversion
+    now = catalogue.accepted - catalogue.left_out_in_conversion
     if before is None:
         return Changes(now, 0, 0)
     untouched = set() if made is None else _note_converted(before, made, catalogue)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tasks.core.errors import UsageError
 from tasks.core.files import require_writable
@@ -43,12 +45,21 @@ def check_sources(dataset: Dataset) -> list[Source]:
     sources = open_sources(dataset)
     for source in sources:
         columns = source.columns()
-        for name in dataset.filter:
+        for name in dataset.filter.keys() - MODALITIES[dataset.modality].statistics.keys():
             require("dataset.filter", name, columns, "the source")
         for key, column in (("group_by", dataset.splits.group_by), ("from", dataset.splits.column)):
-            if column is not None:
+            if column is not None and (key, column) != ("group_by", splits.CONTENT):
                 require(f"dataset.splits.{key}", column, columns, "the source")
     return sources
+
+
+def measured_rules(dataset: Dataset, sources: Sequence[Source]) -> dict[str, Any]:
+    """Return the rules of `filter` on what the build measures of each sample: its statistics, as far as no
+    source has a column of that name."""
+    names = dataset.filter.keys() & MODALITIES[dataset.modality].statistics.keys()
+    for source in sources if names else ():
+        names -= set(source.columns())
+    return {name: dataset.filter[name] for name in sorted(names)}
 
 
 def _require_apart(dataset: Dataset) -> None:

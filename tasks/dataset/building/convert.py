@@ -29,11 +29,18 @@ from tasks.core.files import digest, disk_full_as_error, fsync_path
 from tasks.core.schema import Config, Dataset
 from tasks.core.screen import Progress
 from tasks.core.units import near
-from tasks.dataset.building.catalogue import NAME, Catalogue, ListedSample
+from tasks.dataset import filters
+from tasks.dataset.building.catalogue import FILTERED, NAME, Catalogue, ListedSample
+from tasks.dataset.building.check import measured_rules
 from tasks.dataset.building.fingerprint import members_digest
 from tasks.dataset.building.freshness import rejects_allowed
 from tasks.dataset.building.shard_plan import PlannedShard
-from tasks.dataset.building.sidecar import ConvertedSample, counted_reasons, holds_transient, sidecar
+from tasks.dataset.building.sidecar import (
+    ConvertedSample,
+    counted_reasons,
+    holds_transient,
+    sidecar,
+)
 from tasks.dataset.building.spill import FOLDER, read_spilled
 from tasks.dataset.building.staging import (
     JOBS,
@@ -77,8 +84,8 @@ class Conversion:
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """A shard that is done: the number of its raw samples, its rejects by reason, and whether the known shard
-    was kept."""
+    """A shard that is done: the number of its raw samples, its rejects and filtered samples by reason, and
+    whether the known shard was kept."""
 
     ordinal: int
     samples: int
@@ -108,11 +115,11 @@ class BuildTally:
     done: int = 0
     rejects: Counter[str] = field(default_factory=Counter)
     rejecting: list[int] = field(default_factory=list)
-    """The shards that hold rejects."""
+    """The shards that hold rejects or filtered samples."""
 
     def add(self, ordinal: int, samples: int, rejects: Mapping[str, int]) -> None:
         self.done += samples
-        self.rejects.update(rejects)
+        self.rejects.update({reason: number for reason, number in rejects.items() if reason != FILTERED})
         if rejects:
             self.rejecting.append(ordinal)
 
@@ -264,6 +271,8 @@ class Converter:
     sources: Sequence[Source]
     modality: Modality
     staging: Path
+    rules: Mapping[str, Any]
+    """The rules on statistics."""
 
     def raw(self, entry: ListedSample) -> Members:
         """Return the sample's raw members; Reject if they cannot be read."""
@@ -295,6 +304,8 @@ class Converter:
             raw = self.raw(entry)
             content = content_digest(entry, raw)
             taken = self.modality.take(raw, self.dataset)
+            if not filters.passes(self.rules, taken.statistics):
+                return ConvertedSample(entry, None, content, {}, None, is_filtered=True)
             span = writer.add(entry.key, taken.members)
         except Reject as reject:
             return ConvertedSample(entry, None, content, {}, reject)
@@ -319,7 +330,9 @@ def converter(staging: Path, rules: str) -> Converter:
     if digest(content.decode()) != rules:
         raise TarmacError(f"{staging / RULES} is not up to date on this machine yet; build again")
     dataset = Dataset.model_validate_json(content)
-    return Converter(dataset, open_sources(dataset), MODALITIES[dataset.modality], staging)
+    sources = open_sources(dataset)
+    modality = MODALITIES[dataset.modality]
+    return Converter(dataset, sources, modality, staging, measured_rules(dataset, sources))
 
 
 def content_digest(entry: ListedSample, raw: Members) -> bytes:

@@ -19,10 +19,21 @@ from tasks.core.errors import DataError
 from tasks.core.files import digest
 from tasks.core.schema import Config, Dataset
 from tasks.dataset.build_info import read_build_info
+from tasks.dataset.modalities import MODALITIES
 from tasks.dataset.sources import Container, RawSample, Source
 from tasks.dataset.tar.format import Members
 
-NOT_SHAPING = {"output", "mirror", "keep", "private", "license", "reject_budget", "source", "sources"}
+NOT_SHAPING = {
+    "output",
+    "mirror",
+    "keep",
+    "private",
+    "license",
+    "reject_budget",
+    "leak_budget",
+    "source",
+    "sources",
+}
 """Keys of the dataset block that shape no byte of a shard: places, permissions, the reject budget. (Sources
 count without their paths.)"""
 CONVERTER = 9
@@ -38,16 +49,22 @@ PACKAGES = {
 
 
 def rules_digest(dataset: Dataset) -> str:
-    """Digest what shapes a sample's members: modality, image and volume rules, chat filters (which may drop a
-    part of a sample), and the packages that decode and encode."""
+    """Digest what shapes a sample's members: modality, image and volume rules, filters of chat (which may
+    drop a part of a sample) and on statistics, and the packages that decode and encode."""
+    measured = MODALITIES[dataset.modality].statistics
+    block = dataset.model_dump(mode="json")
     return digest(
         {
             "converter": CONVERTER,
             "packages": packages(dataset.modality),
             "modality": dataset.modality,
-            "image": dataset.image.model_dump(mode="json"),
-            "volume": dataset.volume.model_dump(mode="json"),
-            "filter": dataset.filter if dataset.modality == "chat" else {},
+            "image": block["image"],
+            "volume": block["volume"],
+            "filter": {
+                name: rule
+                for name, rule in block["filter"].items()
+                if dataset.modality == "chat" or name in measured
+            },
         }
     )
 

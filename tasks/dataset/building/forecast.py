@@ -93,7 +93,7 @@ def forecast(config: Config, progress: Progress = no_progress) -> Forecast:
             sizes = [max(one.stat.size, 0) for _, one in listing.catalogue.containers(are_read=False)]
             why = _why(config, before, inputs, "a container of the source has changed, come or gone")
             return Forecast(None, why, len(sizes), sum(sizes), free, None, listing.doubts())
-        listing.read()
+        listing.read(forecasts=True)
         work = _work(config, before, listing.catalogue)
     changed = "samples have changed, come or gone" if work.to_convert else "samples have gone"
     return Forecast(None, _why(config, before, inputs, changed), 0, 0, free, work)

@@ -31,7 +31,7 @@ from tasks.dataset.building.catalogue import (
     ListedSample,
     RejectedSample,
 )
-from tasks.dataset.building.check import check_sources
+from tasks.dataset.building.check import check_sources, measured_rules
 from tasks.dataset.building.fingerprint import Fingerprint, members_digest, rules_digest, source_digests
 from tasks.dataset.building.spill import FOLDER, Spill, is_whole
 from tasks.dataset.keys import key_of, shard_hash
@@ -75,6 +75,8 @@ class SourceListing:
         self._config = config
         self._dataset = config.dataset
         self._sources = check_sources(config.dataset)
+        measured = measured_rules(config.dataset, self._sources)
+        self._filter = {name: rule for name, rule in config.dataset.filter.items() if name not in measured}
         self._folder = folder
         self._progress = progress
         self._wanted = wanted
@@ -146,14 +148,18 @@ class SourceListing:
             self.catalogue.note("passed_over", passed_over)
             self.catalogue.note("inputs", running.hexdigest())
 
-    def read(self) -> None:
+    def read(self, *, forecasts: bool = False) -> None:
         """Read the containers that are left and plan the shards, unless a killed build has done so. DataError
-        as in `survey`."""
+        as in `survey`. For `splits: {group_by: content}` every sample is measured, unless it `forecasts`."""
         if self.catalogue.fact("planned"):
             return
         if self.has_containers:
             self._read_containers()
         rules = self._dataset
+        if rules.splits.group_by == splits.CONTENT and self._wanted is None and not forecasts:
+            from tasks.dataset.building.content_groups import group_by_content  # imports the converter
+
+            group_by_content(self._config, self.catalogue, self._progress)
         kinds = (source.kind for source in rules.all_sources)
         advice = {index: f"; {SAME_KEY[kind]}" for index, kind in enumerate(kinds) if kind in SAME_KEY}
         with self.catalogue.transaction():
@@ -249,7 +255,6 @@ class SourceListing:
     ) -> bool:
         """Note the samples of a container, and that it is done; return whether there were any."""
         source = self._sources[index]
-        rules = self._dataset.filter
         listed: list[Listed] = []
         rejected: list[RejectedSample] = []
         filtered = unread = 0
@@ -263,7 +268,7 @@ class SourceListing:
                     unread += item.may_pass
                     is_cut_short |= item.more_lost
                     raise Reject(*item.fault)
-                if filters.passes(rules, item.fields):
+                if filters.passes(self._filter, item.fields):
                     listed += self._entries(index, number, item, spill)
                 else:
                     filtered += 1

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from tasks.dataset.building.catalogue import ListedSample
+from tasks.dataset.building.catalogue import FILTERED, ListedSample
 from tasks.dataset.formats.measures import FINE_BYTES, SPECTRUM_BYTES
 from tasks.dataset.modalities import MODALITIES
 from tasks.dataset.modalities.base import Statistic, Statistics
@@ -67,6 +67,7 @@ class ConvertedSample(NamedTuple):
     statistics: Statistics
     reject: Reject | None
     members: str | None = None
+    is_filtered: bool = False
 
 
 def statistics_schema(modality: str) -> dict[str, Any]:
@@ -90,11 +91,15 @@ def sidecar(
             *(planned, None, seal, size_bytes),
             *(entry.key, printable(entry.original_key), entry.group and printable(entry.group)),
             *(printable(entry.place), printable(entry.file), entry.size, entry.stamp),
-            *((reject.reason, printable(reject.detail)) if reject else (None, None)),
+            *(
+                (reject.reason, printable(reject.detail))
+                if reject
+                else (FILTERED if is_filtered else None, None)
+            ),
             *(content, *(span or (None, None, None)), members),
             *(statistics.get(name) for name in names),
         )
-        for entry, span, content, statistics, reject, members in outcomes
+        for entry, span, content, statistics, reject, members, is_filtered in outcomes
     )
     columns = schema(modality)
     return pa.table(dict(zip(columns.names, zip(*rows, strict=True), strict=True)), columns)
@@ -118,7 +123,7 @@ def accepted(table: Any) -> Any:
 
 
 def counted_reasons(table: Any) -> dict[str, int]:
-    """Count the rejects among the rows by reason."""
+    """Count the rows without a sample by reason: rejects, and those that are FILTERED."""
     reasons = table.column("reason")
     if reasons.null_count == len(reasons):
         return {}

@@ -194,15 +194,17 @@ def note_rejects(
             unread += counted_reasons(table).get(TRANSIENT, 0)
             columns = (table.column(name).to_pylist() for name in ("reason", "detail"))
             rows = zip(catalogue.entries(planned.start, planned.stop), *columns, strict=True)
-            rejects = (RejectedSample.of(*row) for row in rows if row[1] is not None)
+            rejects = (
+                RejectedSample.of(entry, reason, detail or "") for entry, reason, detail in rows if reason
+            )
             catalogue.reject(rejects, in_conversion=True)
         catalogue.note("unread", unread)
 
 
 @dataclass(frozen=True, slots=True)
 class KnownShard:
-    """A converted shard in a version: the batch of its sidecar, its tar unless all of its samples were
-    rejected, and its rejects by reason."""
+    """A converted shard in a version: the batch of its sidecar, its tar unless it has no sample, and its
+    rejects and filtered samples by reason."""
 
     version: Path
     batch: int

@@ -23,6 +23,8 @@ COARSE, FINE = 8, 16
 FINE_BYTES = (FINE**2 - COARSE**2) // 8
 SPECTRUM_BYTES = COARSE**2 - 1
 """The lowest frequencies but the mean, a byte each."""
+CONSTANT = 1.5
+"""Less contrast than this has a picture of one colour, even after JPEG; no other can be told from it."""
 PROJECTED = 64
 """Of a volume, at least this many voxels along each side are looked at."""
 LAG = 4

@@ -1,54 +1,25 @@
-"""Assesses what the samples of a version are worth: copies, leaks between splits, pictures and captions that
-teach nothing, classes out of balance.
+"""What was found of the samples of a version, as a record that is kept beside the versions.
 
-Everything but the captions' words is judged by the statistics that the build has taken of every sample, so
-a million samples take seconds and no picture is opened. Captions are read of at most CAPTIONS evenly spread
-samples. The result is facts; `findings` judges them.
+It is apart from `examine`, which finds it, because the process that starts a build reads it and needs neither
+numpy nor Arrow.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from tasks.core.errors import DataError
 from tasks.core.files import read_json
-from tasks.core.screen import Progress, no_progress
-from tasks.core.units import shorten
-from tasks.dataset.layout import QUALITY, samples_name
-from tasks.dataset.manifest import Manifest
-from tasks.dataset.quality import duplicates, texts
-from tasks.dataset.quality.columns import SampleColumns, SampleRow, read_columns
-from tasks.dataset.sample_reader import SampleReader, spread
-from tasks.dataset.tables import read_pieces
+from tasks.dataset.layout import QUALITY
 
-TRAIN = "train"
 FORMAT = 1
-MOST_COMPARED = 20_000_000
-"""More samples are not compared with each other, because their hashes take too much memory."""
-CONSTANT = 1.5
-"""Less contrast than this has a picture of one colour, even after JPEG."""
 BLURRED = 0.3
 """Less sharpness than this has a picture without detail at the size that models look at."""
 BORDER = 0.15
-SHOWN = 12
-"""Examples of each kind."""
-MOST_MEMBERS = 8
-CAPTIONS = 2000
-MOST_CLASSES = 1000
-"""More different labels than this are no classes."""
-CONTEXT = 77
-"""Tokens that CLIP's text encoder reads; the rest of a caption is cut off."""
-
-CountTokens = Callable[[str], int]
+"""More border than this has a picture in a frame, or with a bar."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +63,8 @@ class Assessment:
     `copies` and `alike` count by split the samples that equal, or nearly equal, an earlier one of their
     split; `leaked` counts those of a held-out split that equal or nearly equal one of another split, and
     `leaks` shows such pairs. `pictures` and `captions` have what was found by name. `classes` counts the
-    samples per label. `false_negatives` is the share of the other captions in which a caption comes again.
+    samples per label, and `repeats` how many captions occur how often: `{"5": 200}` are 200 captions of five
+    samples each.
     """
 
     version: str
@@ -127,182 +99,6 @@ def kept_assessment(version: Path) -> Assessment | None:
         return None
 
 
-def assess(
-    version: Path,
-    manifest: Manifest,
-    count_tokens: CountTokens | None = None,
-    progress: Progress = no_progress,
-) -> Assessment:
-    """Assess a version; DataError if its tables cannot be read."""
-    samples = {name: split.samples for name, split in manifest.splits.items()}
-    columns = read_columns(version, samples, progress)
-    found = Assessment(version.resolve().name, samples)
-    if len(columns) <= MOST_COMPARED:
-        found = replace(found, is_compared=True, **_copies(columns, manifest.modality))
-    found = replace(
-        found,
-        pictures=_pictures(columns),
-        captions={**_captions(columns), **_texts(version, columns, count_tokens)},
-        classes=_classes(columns),
-        repeats=_repeats(columns),
-    )
-    return _with_keys(version, found)
-
-
-def _copies(columns: SampleColumns, modality: str) -> dict[str, Any]:
-    """Return the fields of an assessment about copies."""
-    exact, near = clusters_of(columns, modality)
-    number = np.arange(len(columns))
-    of_split = columns.of_split()
-    first_here = duplicates.equal(near.astype(np.uint64), of_split.astype(np.uint64))
-    is_later = first_here != number
-    is_copy = is_later & (duplicates.equal(exact.astype(np.uint64), of_split.astype(np.uint64)) != number)
-    leaked = _leaked(columns, near, of_split)
-    by_split = {
-        name: {
-            split: count
-            for place, split in enumerate(columns.splits)
-            if (count := int(np.count_nonzero(flags & (of_split == place))))
-        }
-        for name, flags in (("copies", is_copy), ("alike", is_later & ~is_copy), ("leaked", leaked))
-    }
-    sizes = np.bincount(near, minlength=len(columns))
-    largest = np.argsort(-sizes, kind="stable")[:SHOWN]
-    leaks = np.unique(near[leaked])[:SHOWN]
-    order = np.argsort(near, kind="stable")
-    return {
-        **by_split,
-        "clusters": [_cluster(columns, order, near, exact, one) for one in largest if sizes[one] > 1],
-        "leaks": [_cluster(columns, order, near, exact, one, spreads=True) for one in leaks],
-    }
-
-
-def clusters_of(columns: SampleColumns, modality: str) -> tuple[duplicates.Rows, duplicates.Rows]:
-    """Return for each sample the first sample that has the same content, and the first of those that are
-    equal or nearly equal to it. Conversations are equal only if their texts are, too."""
-    number = np.arange(len(columns))
-    content, text = columns.hashes.get("content_hash"), columns.hashes.get("text_hash")
-    if content is None:
-        return number, number
-    is_known = content != 0
-    alone = [content, text] if modality == "chat" and text is not None else [content]
-    if modality == "chat":
-        is_known |= text != 0  # a conversation without images
-    exact = np.where(is_known, duplicates.equal(*alone), number)
-    clusters = duplicates.Clusters(len(columns))
-    clusters.join(np.column_stack((exact, number))[exact != number])
-    looks = duplicates.Looks.of(columns)
-    if looks is not None:
-        contrast = columns.numbers.get("contrast")
-        is_plain = np.zeros(len(columns), bool) if contrast is None else contrast < CONSTANT
-        some = np.flatnonzero(looks.spectrum.any(axis=1) & ~is_plain)
-        near = some[duplicates.nearly_equal(looks.take(some))]
-        if modality == "chat" and text is not None:
-            near = some[duplicates.equal(near.astype(np.uint64), text[some])]
-        clusters.join(np.column_stack((near, some))[near != some])
-    return exact, clusters.labels()
-
-
-def _leaked(columns: SampleColumns, near: duplicates.Rows, of_split: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Return which samples of held-out splits have their like in the training split, or in an earlier split
-    if none is named train."""
-    names = list(columns.splits)
-    base = names.index(TRAIN) if TRAIN in names else 0
-    in_base = np.zeros(len(columns), bool)
-    in_base[near[of_split == base]] = True
-    leaked: NDArray[np.bool_] = in_base[near] & (of_split != base)
-    return leaked
-
-
-def _cluster(
-    columns: SampleColumns,
-    order: duplicates.Rows,
-    near: duplicates.Rows,
-    exact: duplicates.Rows,
-    label: int,
-    *,
-    spreads: bool = False,
-) -> Cluster:
-    """Return the cluster with this label; with `spreads` its first members are of as many splits as
-    possible."""
-    start, stop = np.searchsorted(near[order], (label, label + 1))
-    members = np.sort(order[start:stop])
-    shown = members[:MOST_MEMBERS]
-    if spreads:
-        _, firsts = np.unique(columns.of_split()[members], return_index=True)
-        shown = np.unique(np.concatenate([members[firsts], shown]))[: max(MOST_MEMBERS, len(firsts))]
-    places = [columns.place(one) for one in shown.tolist()]
-    is_exact = len(set(exact[members].tolist())) == 1
-    return Cluster(len(members), is_exact, [Example(*place) for place in places])
-
-
-def _pictures(columns: SampleColumns) -> dict[str, Found]:
-    numbers, found = columns.numbers, {}
-    contrast = numbers.get("contrast")
-    if contrast is not None:
-        found["constant"] = _found(columns, contrast < CONSTANT, contrast, ~np.isnan(contrast))
-    for name, column, sign, limit in (
-        ("blurred", "sharpness", 1, BLURRED),
-        ("bordered", "border", -1, -BORDER),
-    ):
-        if column in numbers and contrast is not None:
-            worst = sign * numbers[column]
-            counts = ~np.isnan(worst) & (contrast >= CONSTANT)
-            found[name] = _found(columns, (worst < limit) & counts, worst, counts)
-    if "frames" in numbers:
-        frames = numbers["frames"]
-        found["animated"] = _found(columns, frames > 1, -frames, frames > 0)
-    codes, words = columns.words.get("colour", (None, ()))
-    for colour in ("cmyk", "deep", "profile"):
-        if codes is not None:
-            is_it = codes == (words.index(colour) if colour in words else -2)
-            found[colour] = _found(columns, is_it, None, codes >= 0)
-    return found
-
-
-def _captions(columns: SampleColumns) -> dict[str, Found]:
-    telling = columns.numbers.get("caption_words")
-    if telling is None:
-        return {}
-    return {"empty": _found(columns, telling == 0, None, ~np.isnan(telling))}
-
-
-def _found(
-    columns: SampleColumns,
-    flags: NDArray[np.bool_],
-    worst: NDArray[np.float32] | None,
-    counts: NDArray[np.bool_],
-) -> Found:
-    """Count the flagged samples among those that count; the examples have the lowest values of `worst`."""
-    numbers = np.flatnonzero(flags)
-    of = int(np.count_nonzero(counts))
-    notes = [""] * SHOWN
-    if worst is not None:
-        numbers = numbers[np.argsort(worst[numbers], kind="stable")]
-        notes = [f"{abs(float(value)):.3g}" for value in worst[numbers[:SHOWN]]]
-    shown = zip(numbers[:SHOWN].tolist(), notes, strict=False)
-    return Found(len(numbers), of, [Example(*columns.place(one), note=note) for one, note in shown])
-
-
-def _classes(columns: SampleColumns) -> dict[str, int]:
-    """Return the samples per label, the most frequent first; nothing if there are no classes."""
-    codes, words = columns.words.get("label", (np.empty(0, np.int32), ()))
-    if not 1 < len(words) <= MOST_CLASSES:
-        return {}
-    counts = np.bincount(codes[codes >= 0], minlength=len(words)).tolist()
-    return dict(sorted(zip(words, counts, strict=True), key=lambda pair: (-pair[1], pair[0])))
-
-
-def _repeats(columns: SampleColumns) -> dict[str, int]:
-    """Return how many captions occur how often: `{"5": 200}` are 200 captions of five samples each."""
-    texts_of = columns.hashes.get("text_hash")
-    if texts_of is None:
-        return {}
-    _, counts = np.unique(texts_of[texts_of != 0], return_counts=True)
-    times, how_many = np.unique(counts, return_counts=True)
-    return {str(time): int(many) for time, many in zip(times.tolist(), how_many.tolist(), strict=True)}
-
-
 def false_negatives(repeats: Mapping[str, int], batch_size: int) -> float:
     """Return the expected share of the samples of a random batch whose caption another sample of the batch
     has, too: contrastive training pushes such pairs apart although they belong together.
@@ -317,79 +113,6 @@ def false_negatives(repeats: Mapping[str, int], batch_size: int) -> float:
         other = (int(time) - 1) / (total - 1)
         expected += int(time) * many / total * (1.0 - (1.0 - other) ** (batch_size - 1))
     return expected
-
-
-def _texts(version: Path, columns: SampleColumns, count_tokens: CountTokens | None) -> dict[str, Found]:
-    """Judge the words of evenly spread captions."""
-    if "caption_words" not in columns.numbers:
-        return {}
-    places, captions = _some_captions(version, columns)
-    found = {}
-    is_class = bool(_classes(columns))
-    if not is_class:
-        numbers, text = texts.boilerplate(captions)
-        found["boilerplate"] = _of_texts(places, numbers, dict.fromkeys(numbers, text))
-        foreign = texts.foreign(captions)
-        if foreign is not None:
-            numbers, main, others = foreign
-            note = f"most are {main}, these are {', '.join(others)}"
-            found["language"] = _of_texts(places, numbers, {one: captions[one] for one in numbers}, note)
-    if count_tokens is not None:
-        lengths = [count_tokens(caption) for caption in captions]
-        numbers = [number for number, length in enumerate(lengths) if length > CONTEXT]
-        notes = {number: f"{lengths[number]} tokens" for number in numbers}
-        found["truncated"] = _of_texts(places, numbers, notes)
-    return found
-
-
-def _of_texts(
-    places: Sequence[SampleRow], numbers: Sequence[int], notes: Mapping[int, str], first: str = ""
-) -> Found:
-    shown = [Example(*places[one], note=shorten(notes[one], 120)) for one in numbers[:SHOWN]]
-    if shown and first:
-        shown[0] = replace(shown[0], note=first)
-    return Found(len(numbers), len(places), shown)
-
-
-def _some_captions(version: Path, columns: SampleColumns) -> tuple[list[SampleRow], list[str]]:
-    places, captions = [], []
-    for split, samples in columns.splits.items():
-        reader = SampleReader(version, split)
-        most = max(1, CAPTIONS * samples // max(1, len(columns)))
-        for row in spread(min(samples, len(reader)), most):
-            with suppress(DataError, KeyError):  # verify reports such samples
-                captions.append(bytes(reader.read(row).members["txt"]).decode("utf-8", "replace"))
-                places.append(SampleRow(split, row))
-    return places, captions
-
-
-def _with_keys(version: Path, found: Assessment) -> Assessment:
-    """Return the assessment with the keys of all of its examples and where they came from."""
-    named = asdict(found)
-    wanted: dict[str, dict[int, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
-    for example in _examples_in(named):
-        wanted[example["split"]][example["row"]].append(example)
-    for split, rows in wanted.items():
-        start = 0
-        for piece in read_pieces(version / samples_name(split), ("original_key", "source")):
-            for row in [row for row in rows if start <= row < start + piece.num_rows]:
-                for example in rows[row]:
-                    example["key"] = piece.column(0)[row - start].as_py()
-                    example["source"] = piece.column(1)[row - start].as_py() or ""
-            start += piece.num_rows
-    return ASSESSMENT.validate_python(named)
-
-
-def _examples_in(value: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(value, dict):
-        if value.keys() >= {"split", "row", "key"}:
-            yield value
-        else:
-            for entry in value.values():
-                yield from _examples_in(entry)
-    elif isinstance(value, list | tuple):
-        for entry in value:
-            yield from _examples_in(entry)
 
 
 ASSESSMENT = TypeAdapter(Assessment)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,14 +15,14 @@ from numpy.typing import NDArray
 
 from tasks.core.errors import DataError
 from tasks.core.screen import Progress, no_progress
-from tasks.dataset.formats.measures import FINE_BYTES, SPECTRUM_BYTES
+from tasks.dataset.duplicates import LOOKS, Looks
 from tasks.dataset.layout import samples_name
 from tasks.dataset.tables import DAMAGED, read_pieces
 
 NUMBERS = ("width", "height", "contrast", "sharpness", "border", "frames", "caption_length", "caption_words")
-HASHES = ("content_hash", "text_hash", "phash")
 WORDS = ("colour", "label")
-BYTES = {"phash_fine": FINE_BYTES, "spectrum": SPECTRUM_BYTES}
+MOST_COMPARED = 20_000_000
+"""More samples are not compared with each other, because what they look like takes too much memory."""
 
 
 class SampleRow(NamedTuple):
@@ -35,15 +36,14 @@ class SampleRow(NamedTuple):
 class SampleColumns:
     """The statistics of all samples of a version, split after split; only those that its tables have.
 
-    `numbers` are float32 with NaN for what is unknown. `hashes` are uint64 and `bytes` (samples, length) with
-    0 for what is unknown. `words` hold a code per sample and the words by code; -1 is unknown.
+    `numbers` are float32 with NaN for what is unknown. `words` hold a code per sample and the words by code;
+    -1 is unknown. `looks` are None for a version without them.
     """
 
     splits: Mapping[str, int]
     numbers: Mapping[str, NDArray[np.float32]]
-    hashes: Mapping[str, NDArray[np.uint64]]
-    bytes: Mapping[str, NDArray[np.uint8]]
     words: Mapping[str, tuple[NDArray[np.int32], Sequence[str]]]
+    looks: Looks | None
 
     def __len__(self) -> int:
         return sum(self.splits.values())
@@ -64,35 +64,38 @@ class SampleColumns:
 def read_columns(version: Path, splits: Mapping[str, int], progress: Progress = no_progress) -> SampleColumns:
     """Read what there is of the statistics; `splits` has the number of samples per split. DataError if a
     table cannot be read, or holds another number of samples."""
-    wanted = [*NUMBERS, *HASHES, *BYTES, *WORDS]
-    there = set.intersection(*(_columns_of(version / samples_name(split)) for split in splits)) & {*wanted}
-    total, done = sum(splits.values()), 0
+    there = set.intersection(*(_columns_of(version / samples_name(split)) for split in splits))
+    total = sum(splits.values())
     numbers = {name: np.full(total, np.nan, np.float32) for name in NUMBERS if name in there}
-    hashes = {name: np.zeros(total, np.uint64) for name in HASHES if name in there}
-    raw = {name: np.zeros((total, size), np.uint8) for name, size in BYTES.items() if name in there}
     codes = {name: (np.full(total, -1, np.int32), dict[str, int]()) for name in WORDS if name in there}
-    for split, samples in splits.items():
-        end = done + samples
-        for piece in read_pieces(version / samples_name(split), sorted(there)):
-            rows = slice(done, done + piece.num_rows)
-            if rows.stop > end:
-                raise DataError(f"{samples_name(split)}: more rows than samples; see `tarmac verify`")
-            for name, numeric in numbers.items():
-                column = piece.column(name).cast(pa.float32()).fill_null(np.nan)
-                numeric[rows] = column.to_numpy(zero_copy_only=False)
-            for name, hashed in hashes.items():
-                hashed[rows] = piece.column(name).fill_null(0).to_numpy(zero_copy_only=False)
-            for name, of_bytes in raw.items():
-                content = b"".join(piece.column(name).fill_null(bytes(BYTES[name])).to_pylist())
-                of_bytes[rows] = np.frombuffer(content, np.uint8).reshape(-1, BYTES[name])
-            for name, (of_samples, known) in codes.items():
-                of_samples[rows] = _codes(piece.column(name), known)
-            done = rows.stop
-            progress(done, total, "samples compared")
-        if done != end:
-            raise DataError(f"{samples_name(split)}: fewer rows than samples; see `tarmac verify`")
+    wanted = sorted(there & {*LOOKS, *NUMBERS, *WORDS})
+
+    def pieces() -> Iterator[Any]:
+        start = 0
+        for split, samples in splits.items():
+            end = start + samples
+            for piece in read_pieces(version / samples_name(split), wanted):
+                rows = slice(start, start + piece.num_rows)
+                if rows.stop > end:
+                    break
+                for name, numeric in numbers.items():
+                    column = piece.column(name).cast(pa.float32()).fill_null(np.nan)
+                    numeric[rows] = column.to_numpy(zero_copy_only=False)
+                for name, (of_samples, known) in codes.items():
+                    of_samples[rows] = _codes(piece.column(name), known)
+                yield piece
+                start = rows.stop
+                progress(start, total, "samples compared")
+            if start != end:
+                raise DataError(f"{samples_name(split)}: not {samples:,} rows; see `tarmac verify`")
+
+    looks = None
+    if there >= {*LOOKS} and total <= MOST_COMPARED:
+        looks = Looks.of(pieces(), total)
+    else:
+        deque(pieces(), maxlen=0)
     words = {name: (of_samples, list(known)) for name, (of_samples, known) in codes.items()}
-    return SampleColumns(splits, numbers, hashes, raw, words)
+    return SampleColumns(splits, numbers, words, looks)
 
 
 def _codes(column: Any, known: dict[str, int]) -> NDArray[np.int32]:

@@ -14,14 +14,18 @@ Near-Duplicates for Web Crawling", 2007). A million hashes take seconds instead 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
 from itertools import combinations, pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.dataset.quality.columns import SampleColumns
+from tasks.dataset.formats.measures import CONSTANT, FINE_BYTES, SPECTRUM_BYTES
+
+LOOKS = ("content_hash", "text_hash", "phash", "phash_fine", "spectrum", "contrast")
+"""The statistics that show which samples are equal or nearly equal."""
 
 NEAR, NEAR_FINE, ALIKE = 6, 50, 0.992
 BLOCKS = 9
@@ -52,34 +56,74 @@ def equal(*hashes: Hashes) -> Rows:
 
 @dataclass(frozen=True)
 class Looks:
-    """What the pictures of rows look like: their perceptual hashes (rows,), fine hashes (rows, 3) and spectra
-    (rows, SPECTRUM_BYTES), as `measures` makes them."""
+    """What samples look like, one row each: hashes of their content and text (0: unknown), and of their
+    pictures the perceptual hashes, fine hashes (rows, 3), spectra (rows, SPECTRUM_BYTES) and contrasts (NaN:
+    unknown), as `measures` makes them."""
 
+    content: Hashes
+    text: Hashes
     coarse: Hashes
     fine: Hashes
     spectrum: NDArray[np.int8]
+    contrast: NDArray[np.float32]
 
     @classmethod
-    def of(cls, columns: SampleColumns) -> Looks | None:
-        """Return those of all samples; None if they were not measured."""
-        if "phash" not in columns.hashes or not columns.bytes:
-            return None
-        fine = columns.bytes["phash_fine"].view(np.uint64)
-        return cls(columns.hashes["phash"], fine, columns.bytes["spectrum"].view(np.int8))
+    def of(cls, pieces: Iterable[Any], rows: int) -> Looks:
+        """Read the LOOKS of tables or batches that have `rows` in all."""
+        content, text, coarse = (np.zeros(rows, np.uint64) for _ in range(3))
+        fine = np.zeros((rows, FINE_BYTES // 8), np.uint64)
+        spectrum = np.zeros((rows, SPECTRUM_BYTES), np.int8)
+        contrast = np.full(rows, np.nan, np.float32)
+        hashes = {"content_hash": content, "text_hash": text, "phash": coarse}
+        start = 0
+        for piece in pieces:
+            here = slice(start, start + piece.num_rows)
+            for name, mine in hashes.items():
+                mine[here] = piece.column(name).fill_null(0).to_numpy(zero_copy_only=False)
+            fine[here] = _bytes(piece, "phash_fine", FINE_BYTES).view(np.uint64)
+            spectrum[here] = _bytes(piece, "spectrum", SPECTRUM_BYTES).view(np.int8)
+            contrast[here] = piece.column("contrast").fill_null(np.nan).to_numpy(zero_copy_only=False)
+            start = here.stop
+        return cls(content, text, coarse, fine, spectrum, contrast)
 
     def take(self, rows: Rows) -> Looks:
-        return Looks(self.coarse[rows], self.fine[rows], self.spectrum[rows])
+        return Looks(*(getattr(self, one.name)[rows] for one in fields(self)))
 
     def near(self, pairs: Rows) -> Rows:
         """Return the pairs (n, 2) of rows that are nearly equal."""
         left, right = pairs.T
-        pairs = pairs[np.bitwise_count(self.coarse[left] ^ self.coarse[right]) <= NEAR]
+        pairs = np.compress(np.bitwise_count(self.coarse[left] ^ self.coarse[right]) <= NEAR, pairs, axis=0)
         left, right = pairs.T
         differing = np.bitwise_count(self.fine[left] ^ self.fine[right]).sum(axis=1, dtype=np.uint16)
         pairs = pairs[differing <= NEAR_FINE]
         one, other = (self.spectrum[side].astype(np.float32) for side in pairs.T)
         norms = np.sqrt((one * one).sum(axis=1) * (other * other).sum(axis=1))
-        return pairs[(one * other).sum(axis=1) >= ALIKE * norms]
+        return np.compress((one * other).sum(axis=1) >= ALIKE * norms, pairs, axis=0)
+
+
+def _bytes(piece: Any, name: str, size: int) -> NDArray[np.uint8]:
+    content = b"".join(piece.column(name).fill_null(bytes(size)).to_pylist())
+    return np.frombuffer(content, np.uint8).reshape(-1, size)
+
+
+def clusters_of(looks: Looks, *, by_text: bool) -> tuple[Rows, Rows]:
+    """Return for each row the first row with the same content, and the smallest row of those that are equal
+    or nearly equal to it. With `by_text` only rows with equal texts are, as conversations about one picture
+    may be different samples; then rows without content are compared by their texts."""
+    number = np.arange(len(looks.content))
+    is_known = looks.content != 0
+    texts = [looks.text] if by_text else []
+    if by_text:
+        is_known = is_known | (looks.text != 0)
+    exact = np.where(is_known, equal(looks.content, *texts), number)
+    clusters = Clusters(len(number))
+    clusters.join(np.column_stack((exact, number))[exact != number])
+    some = np.flatnonzero(looks.spectrum.any(axis=1) & ~(looks.contrast < CONSTANT))
+    near = some[nearly_equal(looks.take(some))]
+    if by_text:
+        near = some[equal(near.astype(np.uint64), looks.text[some])]
+    clusters.join(np.column_stack((near, some))[near != some])
+    return exact, clusters.labels()
 
 
 def nearly_equal(looks: Looks) -> Rows:

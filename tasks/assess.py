@@ -1,0 +1,77 @@
+"""The stage that says what a version's samples are worth: copies, leaks, pictures and captions that teach
+nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from prefect.artifacts import create_table_artifact
+
+from tasks import control
+from tasks.core.errors import DataError, TarmacError, Withdrawn, first_line
+from tasks.core.findings import Finding, Severity
+from tasks.core.schema import Config
+from tasks.core.units import counted
+from tasks.dataset.quality.assessment import ASSESSMENT
+from tasks.dataset.quality.findings import judge
+from tasks.stage import StageResult, artifact_key, best_effort, shown
+
+EXAMINE = "tasks.dataset.quality.examine:examine_version"
+
+
+@dataclass(frozen=True)
+class Assessed:
+    """What was found of a version's samples, errors first."""
+
+    findings: Sequence[Finding]
+
+
+@control.stage(name="assess")
+def assess(config: Config, version: Path) -> StageResult[Assessed]:
+    """Assess a version. That it cannot be assessed is no error of the data, which is verified."""
+    is_private = config.dataset.private
+    with shown("assess") as stage:
+        try:
+            answer = stage.call(EXAMINE, {"version": str(version)}, is_private)
+        except Withdrawn:
+            raise
+        except TarmacError as error:
+            return stage.result(f"not assessed: {first_line(error)}", Assessed(()), "unchanged")
+        findings = judged(config, answer)
+        best_effort(
+            create_table_artifact,
+            [{"severity": one.severity, "code": one.code, **one.where, **one.evidence} for one in findings],
+            key=artifact_key("quality", config.name),
+            description=f"What the samples of {config.dataset.output} are worth",
+        )
+        return stage.result(_summary(findings), Assessed(findings), "unchanged")
+
+
+def judged(config: Config, answer: object) -> list[Finding]:
+    """Judge an assessment, given as JSON, by a config."""
+    train = config.train
+    return judge(
+        ASSESSMENT.validate_python(answer),
+        leak_budget=config.dataset.leak_budget,
+        batch_size=None if train is None else train.batch_size,
+        is_private=config.dataset.private,
+    )
+
+
+def require_trainable(findings: Sequence[Finding]) -> None:
+    """DataError with the errors among the findings: a training would be scored on what it has seen."""
+    errors = [finding for finding in findings if finding.severity == "error"]
+    if errors:
+        lines = [line for error in errors for line in error.lines()]
+        raise DataError("\n".join(["the version is current, but no training was started:", *lines]))
+
+
+def _summary(findings: Sequence[Finding]) -> str:
+    counts = Counter(finding.severity for finding in findings)
+    if not counts:
+        return "found no copies, leaks, or samples that teach nothing"
+    kinds: Mapping[Severity, str] = {"error": "error", "warning": "warning", "info": "note"}
+    return ", ".join(counted(counts[kind], word) for kind, word in kinds.items() if counts[kind])
