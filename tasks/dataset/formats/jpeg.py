@@ -131,12 +131,11 @@ def decoded_luma(data: bytes, found: JpegHeader, scale: int) -> Image.Image | No
     """Return the luma of a file with this header, `scale` (1, 2, 4 or 8) times smaller, provided that
     Pillow's parser accepts it; None if only complete decoding can tell whether it is sound. MemoryError if
     this host has too little memory."""
-    if not found.samples_evenly:
+    if found.mode == "CMYK" or not found.samples_evenly:  # libjpeg makes no grey of inks
         return None
     small = (-(-found.size[0] // scale), -(-found.size[1] // scale))
-    mode = "CMYK" if found.mode == "CMYK" else "L"  # libjpeg makes no grey of inks
     try:
-        return Image.frombytes(mode, small, data, "jpeg", mode, "", scale, 0).convert("L")
+        return Image.frombytes("L", small, data, "jpeg", "L", "", scale, 0)
     except MemoryError:
         raise  # a fault of this host, not of the image
     except Exception:  # noqa: BLE001 - the caller decodes the file completely, and reports why that fails

@@ -32,7 +32,9 @@ LAG = 4
 EVERY = 2
 """Sharpness looks at every second row and column."""
 PLAIN = 6
-"""The most levels of 255 by which the rows of a plain border differ within themselves."""
+"""The most levels of 255 by which the pixels of a bar differ."""
+EDGE = 0.7
+"""The share of a bar's length over which the picture behind it differs from it."""
 
 _COSINES = np.cos(np.pi * np.outer(np.arange(FINE), 2 * np.arange(HASHED) + 1) / (2 * HASHED)).astype(
     np.float32
@@ -49,8 +51,8 @@ class PictureMeasures(NamedTuple):
     frequencies as int8, relative to the largest; the correlation of two is nearly that of the pictures.
     `contrast` is the standard deviation of the luma (0 to 127): about 0 for a constant picture. `sharpness`
     is near 0.5 for a sharp photograph and for hard edges, 0.25 where there is no detail of the size of a
-    pixel, as in a blurred or enlarged one, and 1 for noise. `border` is the share of the area outside the
-    smallest rectangle without plain rows and columns at its edges. All but contrast and border are None for
+    pixel, as in a blurred or enlarged one, and 1 for noise. `border` is the share of the area that
+    plain bars at the edges take. All but contrast and border are None for
     a picture with a side shorter than HASHED.
     """
 
@@ -148,11 +150,18 @@ def _energy(differences: NDArray[np.float32]) -> float:
 
 
 def _border(square: NDArray[np.float32]) -> float:
-    rows, columns = (_inner(np.ptp(square, axis=axis)) for axis in (1, 0))
-    return 1.0 - rows * columns / HASHED**2
+    rows, columns = (HASHED - _plain(side) - _plain(side[::-1]) for side in (square, square.T))
+    return 1.0 - max(rows, 0) * max(columns, 0) / HASHED**2
 
 
-def _inner(spans: NDArray[np.float32]) -> int:
-    """Return how many lines are left between the plain ones at either end."""
-    busy = np.flatnonzero(spans > PLAIN)
-    return int(busy[-1] - busy[0] + 1) if len(busy) else 0
+def _plain(lines: NDArray[np.float32]) -> int:
+    """Return how many of the first lines are a bar: the outermost of one colour, the others mostly of it, as
+    where a text stands in it, and set off by a sharp edge over most of its length, unlike a sky."""
+    if np.ptp(lines[0]) > PLAIN:
+        return 0
+    differs = np.abs(lines - lines[0].mean()) > PLAIN
+    busy = np.count_nonzero(differs, axis=1) > HASHED // 2
+    first = int(busy.argmax())
+    if first == 0 or np.count_nonzero(differs[first - 1]) > (1 - EDGE) / 2 * HASHED:
+        return 0
+    return first if np.count_nonzero(differs[first : first + 2].any(axis=0)) >= EDGE * HASHED else 0

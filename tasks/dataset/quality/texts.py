@@ -10,8 +10,9 @@ from importlib.util import find_spec
 
 WORDS = 4
 """A beginning or end is boilerplate only if it has this many words."""
-SHARED = 0.05
-"""A beginning or end that this share of the different captions has is boilerplate."""
+SHARED, SHARED_BY_FORM = 0.1, 0.02
+"""A beginning or end that this share of the different captions has is boilerplate; the second is enough if it
+looks like it: set off by a separator, or with an address or a copyright."""
 NEARLY = 0.9
 """A longer text is taken instead of a shorter one that hardly more captions have."""
 LEAST = 20
@@ -25,6 +26,7 @@ LONG_ENOUGH = 25
 """Shorter captions (characters) say too little of their language."""
 LANGUAGES = "py3langid"
 """The package that recognises languages."""
+_FORM = re.compile(r"\s[|–—•»-]\s|\w\|\w|©|®|™|https?:|www\.|\.(?:com|org|net|de|cn)\b|!", re.IGNORECASE)
 _SPACES = re.compile(r"\s+")
 
 Classify = Callable[[str], tuple[str, float]]
@@ -43,11 +45,15 @@ def boilerplate(captions: Sequence[str]) -> tuple[list[int], str]:
         for length in range(WORDS, min(len(words), LONGEST + 1)):  # fewer than all: it must say more, too
             counts[True, " ".join(words[:length])] += 1
             counts[False, " ".join(words[-length:])] += 1
-    common = {text: count for text, count in counts.items() if count >= SHARED * len(distinct)}
+    common = {
+        (starts, text): number
+        for (starts, text), number in counts.items()
+        if number >= (SHARED_BY_FORM if _FORM.search(text) else SHARED) * len(distinct) and number > 1
+    }
     if not common:
         return [], ""
     most = max(common.values())
-    nearly = (one for one, count in common.items() if count >= NEARLY * most)
+    nearly = (one for one, number in common.items() if number >= NEARLY * most)
     starts, text = max(nearly, key=lambda one: len(one[1]))
     has_it = str.startswith if starts else str.endswith
     return [number for number, caption in enumerate(whole) if has_it(caption, text)], text
@@ -82,5 +88,5 @@ def _classifier() -> Classify | None:
         return None
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
-    identifier = LanguageIdentifier.from_pickled_model(MODEL_FILE, norm_probs=True)
+    identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
     return lambda text: identifier.classify(text)
