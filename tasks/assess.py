@@ -16,7 +16,7 @@ from tasks.core.findings import Finding, Severity
 from tasks.core.schema import Config
 from tasks.core.units import counted
 from tasks.dataset.quality.assessment import ASSESSMENT
-from tasks.dataset.quality.findings import judge
+from tasks.dataset.quality.findings import judge_by, lines_of
 from tasks.stage import StageResult, artifact_key, best_effort, shown
 
 EXAMINE = "tasks.dataset.quality.examine:examine_version"
@@ -40,7 +40,7 @@ def assess(config: Config, version: Path) -> StageResult[Assessed]:
             raise
         except TarmacError as error:
             return stage.result(f"not assessed: {first_line(error)}", Assessed(()), "unchanged")
-        findings = judged(config, answer)
+        findings = judge_by(config, ASSESSMENT.validate_python(answer))
         best_effort(
             create_table_artifact,
             [{"severity": one.severity, "code": one.code, **one.where, **one.evidence} for one in findings],
@@ -50,23 +50,13 @@ def assess(config: Config, version: Path) -> StageResult[Assessed]:
         return stage.result(_summary(findings), Assessed(findings), "unchanged")
 
 
-def judged(config: Config, answer: object) -> list[Finding]:
-    """Judge an assessment, given as JSON, by a config."""
-    train = config.train
-    return judge(
-        ASSESSMENT.validate_python(answer),
-        leak_budget=config.dataset.leak_budget,
-        batch_size=None if train is None else train.batch_size,
-        is_private=config.dataset.private,
-    )
-
-
 def require_trainable(findings: Sequence[Finding]) -> None:
     """DataError with the errors among the findings: a training would be scored on what it has seen."""
     errors = [finding for finding in findings if finding.severity == "error"]
     if errors:
-        lines = [line for error in errors for line in error.lines()]
-        raise DataError("\n".join(["the version is current, but no training was started:", *lines]))
+        raise DataError(
+            "\n".join(["the version is current, but nothing was trained on it", *lines_of(errors)])
+        )
 
 
 def _summary(findings: Sequence[Finding]) -> str:

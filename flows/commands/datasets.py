@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -146,12 +147,17 @@ def _show_build(
     from tasks.core import screen
     from tasks.dataset import quarantine
     from tasks.dataset.manifest import read_manifest
+    from tasks.dataset.quality.findings import kept_findings, lines_of
 
     manifest = read_manifest(version)
     entries = quarantine.read_quarantine(quarantine.home(version) / quarantine.NAME)
     left_out = quarantine.of_version(version, entries)
+    findings = kept_findings(settings, version)
+    is_ok = not any(finding.severity == "error" for finding in findings)
     if as_json:
-        return print_result(
+        print_result(
+            ok=is_ok,
+            findings=[asdict(finding) for finding in findings],
             up_to_date=built is None or built.up_to_date,
             version=version.name,
             path=str(version),
@@ -160,10 +166,13 @@ def _show_build(
             **{name: getattr(built, name) for name in CHANGED if built is not None},
             seconds=round(seconds, 2),
         )
+        return 0 if is_ok else 1
     if built is None:
         screen.finished("build", f"up to date: version {version.name}", seconds)
     notice = quarantine.notice(version, left_out)
-    return say("\n".join(_built_lines(settings, version, manifest, built, notice)))
+    lines = [*_built_lines(settings, version, manifest, built, notice), *lines_of(findings)]
+    say("\n".join(lines))
+    return 0 if is_ok else 1
 
 
 def _built_lines(

@@ -19,8 +19,6 @@ if TYPE_CHECKING:  # readers of versions import the names of splits, and need no
     from tasks.core.schema import Splits
 
 REST = "train"
-CONTENT = "content"
-"""The value of `group_by` that groups samples which are equal or nearly equal."""
 FOLDERS = ("index", "samples")  # a version keeps these beside its splits
 _WHOLE = re.compile(r"(-?\d+)\.0*")
 
@@ -40,9 +38,9 @@ def group_of(splits: Splits, fields: Mapping[str, Any]) -> str | None:
     The group is the same for 7, 7.0 and "7.0": a column of whole numbers is written with fractions wherever
     one value is missing, and one patient must not be two groups.
     """
-    if splits.group_by in (None, CONTENT):  # the build groups by content once all is listed
+    if splits.group_column is None:  # by content the build groups once all is listed
         return None
-    value = fields.get(splits.group_by)
+    value = fields.get(splits.group_column)
     if value is None or value == "" or value != value:  # data frames write NaN for a missing value
         raise Reject("source.unreadable", f"no value for dataset.splits.group_by: {splits.group_by}")
     whole = _WHOLE.fullmatch(str(value))

@@ -36,6 +36,8 @@ class Limits(Block):
 Rule = str | bool | int | FiniteFloat
 """A value that a field must have; a number is a minimum."""
 
+CONTENT = "content"
+"""The value of `group_by` that groups samples which are equal or nearly equal."""
 MOST_PIXELS = 1 << 29
 """Upper limit of `max_pixels`, so that readers of the shards can rely on one too."""
 
@@ -122,6 +124,11 @@ class Splits(Block):
     that are equal or nearly equal, which takes a second look at each before the build."""
     column: str | None = Field(None, alias="from")
     """Field that names the split of each sample; no other key may be given beside it."""
+
+    @property
+    def group_column(self) -> str | None:
+        """The field that groups samples; None where nothing or their content does."""
+        return None if self.group_by == CONTENT else self.group_by
 
     @property
     def shares(self) -> dict[str, float]:

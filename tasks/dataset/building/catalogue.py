@@ -413,6 +413,15 @@ class Catalogue:
         is no such sample."""
         return self._database.execute(self._find, (key,)).fetchone()  # type: ignore[no-any-return]
 
+    def is_filtered(self, key: str) -> bool:
+        """Whether a rule on its statistics left the sample with this key out."""
+        return bool(self._database.execute(self._find_filtered, (key,)).fetchone())
+
+    @cached_property
+    def _find_filtered(self) -> str:
+        self._database.execute("CREATE INDEX IF NOT EXISTS left_out_keys ON rejects (key)")
+        return f"SELECT 1 FROM rejects WHERE key = ? AND reason = '{FILTERED}'"
+
     @cached_property
     def _find(self) -> str:
         self._database.execute("CREATE UNIQUE INDEX IF NOT EXISTS entry_keys ON entries (key)")

@@ -92,6 +92,8 @@ class Changes:
     overwritten: Affected = field(default_factory=Affected)
     gone: Affected = field(default_factory=Affected)
     is_read_alike: bool = True
+    filtered: int = 0
+    """How many of the lost ones a rule on their statistics leaves out now, which is no loss of the source."""
 
     @property
     def counts(self) -> dict[str, Any]:
@@ -108,7 +110,7 @@ class Changes:
                 f"neither manifest nor tables of the current version {before.name} can be read, so it is "
                 "unknown which samples it had; `tarmac repair DATASET` repairs them, or accept a loss"
             )
-        if self.lost + self.overwritten.count <= ALLOWED * self.had:
+        if self.lost - self.filtered + self.overwritten.count <= ALLOWED * self.had:
             return
         if self.unread > ALLOWED * self.had:
             raise NeedsApproval(
@@ -163,7 +165,7 @@ def since(before: Path | None, catalogue: Catalogue, dataset: Dataset, made: Pat
     if recorded is None and not found.read:
         return Changes(now, 0, None)
     had = max(recorded or 0, found.read)
-    kept = found.read - found.gone.count
+    kept = found.read - found.gone.count - found.filtered
     is_read_alike = _is_read_alike(before, dataset)
     return Changes(
         gained=now - kept,
@@ -174,6 +176,7 @@ def since(before: Path | None, catalogue: Catalogue, dataset: Dataset, made: Pat
         rekeyed=found.rekeyed,
         overwritten=found.overwritten if is_read_alike else Affected(),
         gone=found.gone,
+        filtered=found.filtered,
         is_read_alike=is_read_alike,
     )
 
@@ -183,7 +186,7 @@ class _Comparison:
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
-        self.read = self.replaced = self.rekeyed = 0
+        self.read = self.replaced = self.rekeyed = self.filtered = 0
         self.gone, self.overwritten = Affected(), Affected()
 
     def compare_sidecars(self, version: Path, untouched: set[tuple[str, str | None]]) -> None:
@@ -208,7 +211,9 @@ class _Comparison:
         for key, name, was in zip(keys, names, facts, strict=True):
             self.read += 1
             found = self._catalogue.find(key)
-            if found is None:
+            if found is None and self._catalogue.is_filtered(key):
+                self.filtered += 1
+            elif found is None:
                 renamed = key_of(name)
                 if renamed != key and self._catalogue.find(renamed) is not None:
                     self.rekeyed += 1

@@ -47,8 +47,8 @@ def check_sources(dataset: Dataset) -> list[Source]:
         columns = source.columns()
         for name in dataset.filter.keys() - MODALITIES[dataset.modality].statistics.keys():
             require("dataset.filter", name, columns, "the source")
-        for key, column in (("group_by", dataset.splits.group_by), ("from", dataset.splits.column)):
-            if column is not None and (key, column) != ("group_by", splits.CONTENT):
+        for key, column in (("group_by", dataset.splits.group_column), ("from", dataset.splits.column)):
+            if column is not None:
                 require(f"dataset.splits.{key}", column, columns, "the source")
     return sources
 

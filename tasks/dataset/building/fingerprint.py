@@ -140,7 +140,7 @@ class Fingerprint:
     def __init__(self, config: Config) -> None:
         self._digest = blake3()
         splits = config.dataset.splits
-        self._used = sorted({*config.dataset.filter, *filter(None, (splits.group_by, splits.column))})
+        self._used = sorted({*config.dataset.filter, *filter(None, (splits.group_column, splits.column))})
         self._add(config.name, rules_digest(config.dataset), config_digest(config.dataset))
 
     def add_containers(self, source: int, containers: Iterable[Container]) -> None:

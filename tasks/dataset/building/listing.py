@@ -20,6 +20,7 @@ from pathlib import Path
 from tasks.core.errors import DataError
 from tasks.core.files import digest
 from tasks.core.schema import Config
+from tasks.core.schema.dataset import CONTENT
 from tasks.core.screen import Progress, no_progress
 from tasks.dataset import filters, splits
 from tasks.dataset.building.catalogue import (
@@ -156,7 +157,7 @@ class SourceListing:
         if self.has_containers:
             self._read_containers()
         rules = self._dataset
-        if rules.splits.group_by == splits.CONTENT and self._wanted is None and not forecasts:
+        if rules.splits.group_by == CONTENT and self._wanted is None and not forecasts:
             from tasks.dataset.building.content_groups import group_by_content  # imports the converter
 
             group_by_content(self._config, self.catalogue, self._progress)

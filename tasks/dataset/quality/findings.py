@@ -8,10 +8,12 @@ split is too good. Everything else is a warning, or for information where it may
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from tasks.core.findings import Finding, Severity
-from tasks.core.units import count, counted, percent
+from tasks.core.findings import MARKS, Finding, Severity
+from tasks.core.schema import Config
+from tasks.core.units import count, counted, percent, shorten
 from tasks.dataset.quality.assessment import (
     BLURRED,
     BORDER,
@@ -20,6 +22,7 @@ from tasks.dataset.quality.assessment import (
     Example,
     Found,
     false_negatives,
+    kept_assessment,
 )
 
 NOTABLE = 0.01
@@ -33,8 +36,39 @@ BATCH = 1024
 """The batch size that false negatives are computed for if the config trains nothing."""
 UNBALANCED = 50
 """The largest class with this many times the samples of the middle one is a warning."""
+LINE = 200
+"""The most characters of a line of examples."""
 NAMED = 3
 """Examples that the evidence names."""
+
+
+def kept_findings(config: Config, version: Path) -> list[Finding]:
+    """Return the findings by the kept assessment of a version; none if there is none."""
+    found = kept_assessment(version)
+    return [] if found is None else judge_by(config, found)
+
+
+def judge_by(config: Config, found: Assessment) -> list[Finding]:
+    """Judge an assessment by a config."""
+    dataset, train = config.dataset, config.train
+    batch_size = None if train is None else train.batch_size
+    return judge(found, leak_budget=dataset.leak_budget, batch_size=batch_size, is_private=dataset.private)
+
+
+def lines_of(findings: Sequence[Finding]) -> list[str]:
+    """Return the lines of a terminal: what was found, examples and the fix; what is for information is only
+    counted."""
+    lines = []
+    for finding in findings:
+        if finding.severity != "info":
+            lines.append(finding.line)
+            if "for example" in finding.evidence:
+                lines.append(f"    such as  {shorten(str(finding.evidence['for example']), LINE)}")
+            lines.append(f"    fix      {finding.remedy}")
+    notes = sum(finding.severity == "info" for finding in findings)
+    return (
+        [*lines, f"{MARKS['info']} {counted(notes, 'note')} on the page of tarmac look"] if notes else lines
+    )
 
 
 def judge(
@@ -86,7 +120,7 @@ def _copies(found: Assessment, is_private: bool) -> Iterator[Finding]:
             "warning" if share >= OFTEN_COPIED else "info",
             "remove them from the source, or leave them: a training sees them that much more often",
             where={"split": split},
-            evidence={"what": what, **_shown_clusters(found.clusters, is_private)},
+            evidence={"what": what, **_shown_clusters(found.clusters, is_private, split)},
         )
 
 
@@ -249,10 +283,12 @@ def _shown(example: Example) -> str:
     return f"{example.key} ({example.note})" if example.note else example.key
 
 
-def _shown_clusters(clusters: Sequence[Cluster], is_private: bool) -> dict[str, str]:
-    if is_private or not clusters:
-        return {}
-    members = clusters[0].members[:NAMED]
-    more = clusters[0].size - len(members)
-    named = " = ".join(f"{one.split}: {one.key}" for one in members)
-    return {"for example": named + (f" and {count(more)} more" if more else "")}
+def _shown_clusters(clusters: Sequence[Cluster], is_private: bool, split: str = "") -> dict[str, str]:
+    """Name members of the first cluster, of the first with two of a split if one is given."""
+    for cluster in () if is_private else clusters:
+        members = [one for one in cluster.members if split in ("", one.split)][:NAMED]
+        if len(members) > 1:
+            names = [one.key if split else f"{one.split}: {one.key}" for one in members]
+            more = cluster.size - len(members)
+            return {"for example": " = ".join(names) + (f" and {count(more)} more" if more else "")}
+    return {}

@@ -24,6 +24,7 @@ from tasks.core.schema import ChatSource, Dataset
 from tasks.core.stores import StoreUnreachable, absolute_location
 from tasks.dataset import filters
 from tasks.dataset.formats.images import largest_bytes
+from tasks.dataset.modalities import rules_on_fields
 from tasks.dataset.modalities.chat import RATINGS, Conversation, check_images, parse, select
 from tasks.dataset.rejects import TRANSIENT, Reason, Reject
 from tasks.dataset.sources.fields import TableRow, is_nothing, to_json
@@ -49,10 +50,10 @@ class ChatRows:
         self._config = config
         self._config_key = config_key
         self._files = Files(config.path, SUFFIXES, f"{config_key}.path")
-        self._filter = dataset.filter
+        self._filter = rules_on_fields(dataset)
         self._limit = largest_bytes(dataset.image)
-        named = (config.images, config.texts, config.key, dataset.splits.group_by, dataset.splits.column)
-        used = {name for name in (*dataset.filter, *named) if name is not None}
+        named = (config.images, config.texts, config.key, dataset.splits.group_column, dataset.splits.column)
+        used = {name for name in (*self._filter, *named) if name is not None}
         self._wanted = {RATED.get(name, name) for name in used} - {SUBSET}
 
     @property

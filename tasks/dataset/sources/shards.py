@@ -48,7 +48,7 @@ class Shards:
             (TableRows if join.is_table else TarMembers)(join, f"{config_key}.join[{number}]", self._roles)
             for number, join in enumerate(config.join)
         ]
-        named = [name for name in (dataset.splits.group_by, dataset.splits.column) if name is not None]
+        named = [name for name in (dataset.splits.group_column, dataset.splits.column) if name is not None]
         self._used = [*dataset.filter, *named]
 
     @property

@@ -25,6 +25,7 @@ from tasks.core.stores import ObjectStat, address_key, is_remote
 from tasks.dataset.filters import passes
 from tasks.dataset.formats.images import largest_bytes
 from tasks.dataset.keys import stem
+from tasks.dataset.modalities import rules_on_fields
 from tasks.dataset.rejects import Reason, Reject
 from tasks.dataset.sources.fields import TableRow, filled, is_nothing, row_text, text_of, to_json
 from tasks.dataset.sources.protocol import Container, RawSample, fault_of
@@ -44,14 +45,14 @@ class TableImages:
         self._config = config
         self._config_key = config_key
         self._files = Files(config.path, TABLES, f"{config_key}.path")
-        self._filter = dataset.filter
+        self._filter = rules_on_fields(dataset)
         self._limit = largest_bytes(dataset.image)
         self._keys = [config.key] if isinstance(config.key, str) else config.key or []
         roles = {"image": [config.image], "caption": [config.caption], "key": self._keys}
         self._asked = [(f"{config_key}.{role}", name) for role, names in roles.items() for name in names]
-        splits = {"group_by": dataset.splits.group_by, "from": dataset.splits.column}
+        splits = {"group_by": dataset.splits.group_column, "from": dataset.splits.column}
         self._asked += [(f"dataset.splits.{key}", name) for key, name in splits.items() if name is not None]
-        self._asked += [("dataset.filter", name) for name in dataset.filter]
+        self._asked += [("dataset.filter", name) for name in self._filter]
         self._wanted = {name for _, name in self._asked}
         self._unread: tuple[OpenTable, ObjectStat] | None = None
 
