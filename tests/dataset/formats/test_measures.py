@@ -1,0 +1,120 @@
+"""The measures of a picture: its hash is that of imagehash, and each number tells what it is named after."""
+
+import io
+
+import imagehash
+import numpy as np
+import pytest
+from PIL import Image, ImageEnhance, ImageFilter
+from skimage import data as photos
+from sklearn.datasets import load_sample_image
+
+from tasks.core.schema import ImageRules
+from tasks.dataset.formats import images, measures
+from tasks.dataset.formats.measures import PictureMeasures
+
+PHOTOS = {
+    **{
+        name: Image.fromarray(getattr(photos, name)()) for name in ("astronaut", "chelsea", "coffee", "coins")
+    },
+    **{name: Image.fromarray(load_sample_image(f"{name}.jpg")) for name in ("china", "flower")},
+}
+
+
+def measured(picture: Image.Image) -> PictureMeasures:
+    return measures.measure(measures.luma_of(picture))
+
+
+def differing(one: PictureMeasures, other: PictureMeasures) -> int:
+    assert one.phash is not None and other.phash is not None
+    return (one.phash ^ other.phash).bit_count()
+
+
+@pytest.mark.parametrize("name", PHOTOS)
+def test_the_hash_of_a_square_is_that_of_imagehash(name: str) -> None:
+    square = PHOTOS[name].convert("L").resize((32, 32), Image.Resampling.LANCZOS)
+    coarse, _, _ = measures.hashes_of(np.asarray(square).astype(np.float32))
+    assert f"{coarse:016x}" == str(imagehash.phash(square))
+
+
+@pytest.mark.parametrize("name", PHOTOS)
+def test_the_hash_of_a_photo_is_nearly_that_of_imagehash(name: str) -> None:
+    """The photo is scaled down by its decoder instead of by a filter."""
+    file = io.BytesIO()
+    PHOTOS[name].convert("RGB").save(file, "JPEG", quality=95)
+    stored = images.store(file.getvalue(), ImageRules())
+    assert stored.luma is not None
+    coarse = measures.measure(stored.luma).phash
+    assert coarse is not None
+    assert (coarse ^ int(str(imagehash.phash(PHOTOS[name])), 16)).bit_count() <= 6
+
+
+@pytest.mark.parametrize("name", PHOTOS)
+def test_a_changed_copy_differs_in_few_bits_and_another_photo_in_many(name: str) -> None:
+    photo = PHOTOS[name].convert("RGB")
+    file = io.BytesIO()
+    photo.save(file, "JPEG", quality=40)
+    copies = (
+        Image.open(file),
+        photo.resize((200, 150)),
+        photo.convert("L"),
+        ImageEnhance.Brightness(photo).enhance(1.1),
+    )
+    for copy in copies:
+        assert differing(measured(photo), measured(copy)) <= 6
+    others = [other for called, other in PHOTOS.items() if called != name]
+    assert min(differing(measured(photo), measured(other)) for other in others) > 12
+
+
+@pytest.mark.parametrize("name", PHOTOS)
+def test_sharpness_falls_by_blur_and_by_enlarging(name: str) -> None:
+    photo = PHOTOS[name].convert("RGB").resize((256, 256))
+    sharp = measured(photo).sharpness
+    blurred = measured(photo.filter(ImageFilter.GaussianBlur(5))).sharpness
+    enlarged = measured(photo.resize((28, 28)).resize((256, 256), Image.Resampling.BICUBIC)).sharpness
+    assert sharp is not None and blurred is not None and enlarged is not None
+    assert max(blurred, enlarged) < 0.3 < sharp
+
+
+def test_hard_edges_are_sharp_and_a_single_colour_has_no_contrast() -> None:
+    drawing = np.zeros((256, 256), np.uint8)
+    drawing[60:180, 40:200] = 220
+    drawn = measured(Image.fromarray(drawing))
+    assert drawn.sharpness is not None and drawn.sharpness > 0.45
+    plain = measured(Image.new("RGB", (256, 256), "teal"))
+    assert plain.contrast < 0.5 < 20 < drawn.contrast
+
+
+def framed(picture: Image.Image, top: int, bottom: int, left: int = 0) -> Image.Image:
+    frame = Image.new("RGB", (256, 256), "white")
+    frame.paste(picture.resize((256 - left, 256 - top - bottom)), (left, top))
+    return frame
+
+
+@pytest.mark.parametrize(("top", "bottom", "left"), [(32, 32, 0), (0, 64, 0), (32, 32, 64), (64, 0, 0)])
+def test_bars_are_measured_by_their_share_of_the_area(top: int, bottom: int, left: int) -> None:
+    picture = framed(PHOTOS["coffee"].convert("RGB"), top, bottom, left)
+    share = 1 - (256 - top - bottom) * (256 - left) / 256**2
+    assert measured(picture).border == pytest.approx(share, abs=0.06)
+
+
+@pytest.mark.parametrize("name", PHOTOS)
+def test_a_photo_without_a_frame_has_no_border(name: str) -> None:
+    assert measured(PHOTOS[name]).border < 0.05
+
+
+def test_a_tiny_picture_has_no_hash() -> None:
+    tiny = measured(PHOTOS["coins"].resize((31, 200)))
+    assert (tiny.phash, tiny.phash_fine, tiny.spectrum, tiny.sharpness) == (None, None, None, None)
+
+
+def test_a_volume_is_like_its_copy_and_unlike_another() -> None:
+    rng = np.random.default_rng(0)
+    coarse = [np.kron(rng.integers(-900, 600, (4, 6, 6)), np.ones((8, 16, 16))) for _ in range(2)]
+    one, other = (volume + rng.normal(0, 20, volume.shape) for volume in coarse)
+    again = one + rng.normal(0, 20, one.shape)
+    hashes = [measures.volume_hashes(volume.astype(np.int16)) for volume in (one, again, other)]
+    bits = [(hashes[0][0] ^ hashed[0]).bit_count() for hashed in hashes]
+    fine = [(int.from_bytes(hashes[0][1]) ^ int.from_bytes(hashed[1])).bit_count() for hashed in hashes]
+    assert bits[0] == 0 and bits[1] <= 6 < 15 < bits[2]
+    assert fine[1] <= 50 < fine[2]
