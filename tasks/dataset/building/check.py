@@ -15,7 +15,7 @@ from tasks.core.schema import Source as SourceConfig
 from tasks.core.stores import is_remote
 from tasks.dataset import splits, versions
 from tasks.dataset.layout import STAGING, VERSIONS
-from tasks.dataset.modalities import MODALITIES
+from tasks.dataset.modalities import MODALITIES, rules_on_fields
 from tasks.dataset.sources import Source, open_sources
 from tasks.dataset.sources.tabular import require
 
@@ -45,8 +45,9 @@ def check_sources(dataset: Dataset) -> list[Source]:
     sources = open_sources(dataset)
     for source in sources:
         columns = source.columns()
-        for name in dataset.filter.keys() - MODALITIES[dataset.modality].statistics.keys():
-            require("dataset.filter", name, columns, "the source")
+        for name in rules_on_fields(dataset):
+            known = [*columns, *MODALITIES[dataset.modality].statistics]
+            require("dataset.filter", name, known, "the source")
         for key, column in (("group_by", dataset.splits.group_column), ("from", dataset.splits.column)):
             if column is not None:
                 require(f"dataset.splits.{key}", column, columns, "the source")

@@ -52,8 +52,7 @@ class TableImages:
         self._asked = [(f"{config_key}.{role}", name) for role, names in roles.items() for name in names]
         splits = {"group_by": dataset.splits.group_column, "from": dataset.splits.column}
         self._asked += [(f"dataset.splits.{key}", name) for key, name in splits.items() if name is not None]
-        self._asked += [("dataset.filter", name) for name in self._filter]
-        self._wanted = {name for _, name in self._asked}
+        self._wanted = {*self._filter, *(name for _, name in self._asked)}
         self._unread: tuple[OpenTable, ObjectStat] | None = None
 
     @cached_property
