@@ -367,6 +367,15 @@ class Catalogue:
         row = self._database.execute("SELECT ordinal FROM shards WHERE digest = ?", (digest,)).fetchone()
         return None if row is None else int(row[0])
 
+    def shards_of(self, keys: Iterable[str]) -> set[int]:
+        """Return the ordinals of the planned shards that hold these keys."""
+        self._index_keys()
+        self._database.execute("CREATE INDEX IF NOT EXISTS shard_starts ON shards (start)")
+        rank = "(SELECT rank FROM entries WHERE key = ?)"
+        query = f"SELECT ordinal FROM shards WHERE start <= {rank} ORDER BY start DESC LIMIT 1"
+        found = (self._database.execute(query, (key,)).fetchone() for key in keys)
+        return {row[0] for row in found if row is not None}
+
     def entries(self, start: int, stop: int) -> list[ListedSample]:
         """Return the entries with ranks from `start` to before `stop`."""
         query = "SELECT entry FROM entries WHERE rank >= ? AND rank < ? ORDER BY rank"
@@ -424,12 +433,15 @@ class Catalogue:
 
     @cached_property
     def _find(self) -> str:
-        self._database.execute("CREATE UNIQUE INDEX IF NOT EXISTS entry_keys ON entries (key)")
+        self._index_keys()
         self.note_converted(())
         return (
             "SELECT content, length, crc32c FROM entries LEFT JOIN converted USING (key) "
             "WHERE key = ? AND number NOT IN (SELECT number FROM rejects)"
         )
+
+    def _index_keys(self) -> None:
+        self._database.execute("CREATE UNIQUE INDEX IF NOT EXISTS entry_keys ON entries (key)")
 
     def close(self) -> None:
         self._database.close()

@@ -24,6 +24,7 @@ import pyarrow as pa
 from blake3 import blake3
 
 from tasks.core.engines import map_groups
+from tasks.core.errors import UsageError
 from tasks.core.files import write_atomic
 from tasks.core.schema import Config
 from tasks.core.screen import Progress
@@ -65,11 +66,16 @@ class Measuring:
 
 def group_by_content(config: Config, catalogue: Catalogue, progress: Progress) -> None:
     """Change group and split, in the catalogue, of all listed samples that are equal or nearly equal to
-    another one."""
+    another one. UsageError for a source whose pictures lie at web addresses."""
     folder = config.dataset.output / LOOKS
     folder.mkdir(exist_ok=True)
     staging = catalogue.path.parent
     rules, shape = write_rules(staging, config.dataset), rules_digest(config.dataset)
+    if catalogue.fact("addresses"):
+        raise UsageError(
+            "dataset.splits.group_by: content needs each picture before the build, and this source fetches "
+            "its pictures; build it without, then build a dataset from its shards (kind: shards) with it"
+        )
     with catalogue.transaction():
         catalogue.index_hashes()
     bits = max(0, (catalogue.listed // PER_FILE).bit_length())

@@ -10,17 +10,19 @@ converts the next one, so it receives a few small shards at a time, or one large
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from tasks.core.engines import map_groups
@@ -34,6 +36,7 @@ from tasks.dataset.building.catalogue import FILTERED, NAME, Catalogue, ListedSa
 from tasks.dataset.building.check import measured_rules
 from tasks.dataset.building.fingerprint import members_digest
 from tasks.dataset.building.freshness import rejects_allowed
+from tasks.dataset.building.kept import KeptSamples, shards_to_keep_from
 from tasks.dataset.building.shard_plan import PlannedShard
 from tasks.dataset.building.sidecar import (
     ConvertedSample,
@@ -53,17 +56,23 @@ from tasks.dataset.building.staging import (
     write_rules,
 )
 from tasks.dataset.modalities import MODALITIES, Modality
-from tasks.dataset.rejects import TRANSIENT, Reject, printable, reject_lines
+from tasks.dataset.rejects import LINK_ROT, PASSING, TRANSIENT, Reject, printable, reject_lines
 from tasks.dataset.sources import Absent, Source, of_files, open_sources
+from tasks.dataset.sources.protocol import is_by_row
 from tasks.dataset.tables import write_batch
 from tasks.dataset.tar.format import Members
 from tasks.dataset.tar.writer import ShardWriter
+
+if TYPE_CHECKING:
+    from tasks.core.remote.addresses import AddressFetcher
 
 NOTE = "samples"
 TASK_BYTES = 128 << 20
 TASK_SHARDS = 8
 TASKS_PER_WORKER = 4
 """A task holds at most this many bytes or shards, and each worker gets at least TASKS_PER_WORKER tasks."""
+FIRST_FETCHED, MOST_DOUBLINGS = 1024, 4
+"""A worker's first task fetches this many samples; the number doubles so many times."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -73,13 +82,17 @@ class Conversion:
     there.
 
     `rules` is the digest of these rules. A `known` shard is converted only if the content of a raw sample has
-    changed.
+    changed. `kept` are shards with samples that need not be fetched again, `fetches` whether any sample is
+    fetched from an address, and `workers` how many workers the build has.
     """
 
     staging: Path
     rules: str
     ordinals: tuple[int, ...]
     known: Mapping[int, KnownShard] = field(default_factory=dict)
+    kept: Mapping[int, Sequence[KnownShard]] = field(default_factory=dict)
+    fetches: bool = False
+    workers: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +174,22 @@ class BuildTally:
         lines = [
             f"{self.explanation}; the current version stays as it was",
             *reject_lines(path.parent, self.rejects, is_private, usual),
+            *self._about_addresses(),
             f"  tarmac look {shlex.quote(near(path))} --rejects lists all; mend the sources and run again: "
             "only these are redone",
         ]
         return DataError("\n".join(lines))
+
+    def _about_addresses(self) -> Iterator[str]:
+        """Say what to do where mostly addresses give no file: that is how old tables are, and no mistake."""
+        rotten = sum(self.rejects[reason] for reason in LINK_ROT)
+        if 2 * rotten > self.rejects.total():
+            looked_at = max(1, self.read - self.total + self.done)
+            share = min(1.0, math.ceil(20 * self.rejects.total() / looked_at + 1) / 20)
+            yield (
+                "  addresses rot with time, in old tables 20 to 40 % of them: to build from those that are "
+                f"left, set dataset.reject_budget: {share:.2f}; what was fetched is kept"
+            )
 
 
 def counted(config: Config, catalogue: Catalogue) -> BuildTally:
@@ -205,11 +230,12 @@ def convert_all(
     if config.engine.build.kind != "local":
         fsync_path(catalogue.path)  # so that workers on other machines see all of it
     ordinals = [shard.ordinal for shard in catalogue.shards() if shard.ordinal not in given]
-    at_once = _at_once(config, catalogue, len(ordinals))
-    groups = (tuple(ordinals[start : start + at_once]) for start in range(0, len(ordinals), at_once))
+    fetches = bool(catalogue.fact("addresses"))
+    kept = {} if rehash else shards_to_keep_from(config.dataset, catalogue, known)
+    workers = workers_of(config)
     tasks = (
-        Conversion(staging, rules, group, {ordinal: known[ordinal] for ordinal in group if ordinal in known})
-        for group in groups
+        Conversion(staging, rules, group, _of(group, known), _of(group, kept), fetches, workers)
+        for group in _groups(config, catalogue, ordinals, fetches)
     )
     for converted in map_groups(convert, tasks, config.engine, folder=staging / JOBS, say=report):
         for one in converted:
@@ -222,8 +248,36 @@ def convert_all(
         yield from (one.ordinal for one in converted)
 
 
+def _of(ordinals: Sequence[int], shards: Mapping[int, Any]) -> dict[int, Any]:
+    return {ordinal: shards[ordinal] for ordinal in ordinals if ordinal in shards}
+
+
+def workers_of(config: Config) -> int:
+    """Return how many workers convert at once, as far as the config says."""
+    engine = config.engine.for_build()
+    return (engine.jobs or 1 if engine.kind == "slurm" else 1) * (engine.workers or engine.cpus or 1)
+
+
+def _groups(
+    config: Config, catalogue: Catalogue, ordinals: Sequence[int], fetches: bool
+) -> Iterator[tuple[int, ...]]:
+    """Cut the shards into those of one task each.
+
+    A task that fetches ends with its slowest addresses, so it holds many. The first ones hold few, so that a
+    build that must fail fails early.
+    """
+    at_once, start, number = _at_once(config, catalogue, len(ordinals)), 0, 0
+    of_a_shard = max(1, catalogue.accepted // max(catalogue.planned, 1))
+    while start < len(ordinals):
+        if fetches:
+            doublings = min(number // workers_of(config), MOST_DOUBLINGS)
+            at_once = max(1, (FIRST_FETCHED << doublings) // of_a_shard)
+        yield tuple(ordinals[start : start + at_once])
+        start, number = start + at_once, number + 1
+
+
 def _at_once(config: Config, catalogue: Catalogue, shards: int) -> int:
-    """Return how many shards a task holds."""
+    """Return how many shards a task holds that fetches nothing."""
     workers = config.engine.build.workers
     if config.engine.build.kind != "local" or workers is None:
         return 1
@@ -240,19 +294,20 @@ def convert(task: Conversion) -> list[Converted]:
         closing(Catalogue(task.staging / NAME, reads_only=True)) as catalogue,
         disk_full_as_error(task.staging),
         ThreadPoolExecutor(1) as thread,
+        _announced(task, catalogue, sidecars),
     ):
         for planned in map(catalogue.shard, task.ordinals):
             table: Any = staged(task.staging, planned.digest)
             is_known = False
             if table is None or holds_transient(table):
-                work = converter(task.staging, task.rules)
+                work = converter(task.staging, task.rules, task.workers)
                 entries = catalogue.entries(planned.start, planned.stop)
                 known = task.known.get(planned.ordinal)
-                if known is not None:
-                    table = sidecars[known]
-                    is_known = work.is_unchanged(entries, table)
-                if not is_known:
-                    table, tar = _write(work, planned, entries)
+                if known is not None and work.is_unchanged(entries, sidecars[known]):
+                    table, is_known = sidecars[known], True
+                else:
+                    with closing(_kept(task, planned, table, sidecars)) as kept:
+                        table, tar = _write(work, planned, entries, kept, asks_anew=known is not None)
                     previous = flushing
                     flushing = thread.submit(_keep, task.staging, planned.digest, table, tar)
                     if previous is not None:
@@ -263,9 +318,45 @@ def convert(task: Conversion) -> list[Converted]:
     return done
 
 
+@contextmanager
+def _announced(task: Conversion, catalogue: Catalogue, sidecars: KnownSidecars) -> Iterator[None]:
+    """Have the samples at addresses fetched, in the order in which the block converts them. What it leaves
+    unread is given up."""
+    if not task.fetches:
+        yield
+        return
+    work = converter(task.staging, task.rules, task.workers)
+    try:
+        for planned in map(catalogue.shard, task.ordinals):
+            table = staged(task.staging, planned.digest)
+            if table is None or holds_transient(table):
+                entries = catalogue.entries(planned.start, planned.stop)
+                if planned.ordinal not in task.known:
+                    with closing(_kept(task, planned, table, sidecars)) as kept:
+                        entries = [entry for entry in entries if entry not in kept]
+                work.announce(entries)
+        yield
+    finally:
+        work.fetcher.forget()
+
+
+def _kept(task: Conversion, planned: PlannedShard, table: Any | None, sidecars: KnownSidecars) -> KeptSamples:
+    """Return the samples of a shard that need not be fetched again: from versions, and from the staged
+    shard with this sidecar, which an earlier build has left."""
+    work = converter(task.staging, task.rules, task.workers)
+    found: list[tuple[Any, Path | None]] = []
+    if task.fetches:
+        known = task.known.get(planned.ordinal)
+        shards = task.kept.get(planned.ordinal, ()) if known is None else (known,)
+        found = [(sidecars[one], None if one.tar is None else one.version / one.tar) for one in shards]
+        if table is not None:
+            found.append((table, tar_path(task.staging, planned.digest)))
+    return KeptSamples(work.dataset.modality, found, work.rules)
+
+
 @dataclass(frozen=True)
 class Converter:
-    """Converts raw samples by the dataset's rules."""
+    """Converts raw samples by the dataset's rules. `workers` is how many processes do so at once."""
 
     dataset: Dataset
     sources: Sequence[Source]
@@ -273,6 +364,20 @@ class Converter:
     staging: Path
     rules: Mapping[str, Any]
     """The rules on statistics."""
+    workers: int
+
+    @cached_property
+    def fetcher(self) -> AddressFetcher:
+        from tasks.core.remote.addresses import AddressFetcher
+
+        return AddressFetcher(self.staging, self.workers)
+
+    def announce(self, entries: Sequence[ListedSample]) -> None:
+        """Have the entries at web addresses fetched, in this order, ahead of their conversion."""
+        by_row = [entry for entry in entries if is_by_row(entry.stamp)]
+        for index, some in groupby(by_row, key=lambda entry: entry.source):
+            samples = [(entry.file, entry.content) for entry in some]
+            of_files(self.sources[index]).announce(samples, self.fetcher)
 
     def raw(self, entry: ListedSample) -> Members:
         """Return the sample's raw members; Reject if they cannot be read."""
@@ -287,13 +392,19 @@ class Converter:
             raise
 
     def is_unchanged(self, entries: Sequence[ListedSample], table: Any) -> bool:
-        """Whether every sample has the content that the sidecar records, or still cannot be read."""
-        for entry, content in zip(entries, table.column("content").to_pylist(), strict=True):
+        """Whether every sample has the content that the sidecar records, or still cannot be read. A server
+        that does not answer now is no evidence. Otherwise what was read is announced once more."""
+        for number, (entry, content) in enumerate(
+            zip(entries, table.column("content").to_pylist(), strict=True), 1
+        ):
             try:
                 found = content_digest(entry, self.raw(entry))
-            except Reject:
+            except Reject as reject:
                 found = None
+                if is_by_row(entry.stamp) and reject.reason in PASSING:
+                    continue
             if found != content:
+                self.announce(entries[:number])
                 return False
         return True
 
@@ -305,7 +416,7 @@ class Converter:
             content = content_digest(entry, raw)
             taken = self.modality.take(raw, self.dataset)
             if not filters.passes(self.rules, taken.statistics):
-                return ConvertedSample(entry, None, content, {}, None, is_filtered=True)
+                return ConvertedSample(entry, None, content, taken.statistics, None, is_filtered=True)
             span = writer.add(entry.key, taken.members)
         except Reject as reject:
             return ConvertedSample(entry, None, content, {}, reject)
@@ -323,7 +434,7 @@ class Converter:
 
 
 @lru_cache(maxsize=1)
-def converter(staging: Path, rules: str) -> Converter:
+def converter(staging: Path, rules: str, workers: int = 1) -> Converter:
     """Return the converter by the rules in `staging`. TarmacError if these have another digest, because a
     shared file system may show another machine the old file for some seconds."""
     content = (staging / RULES).read_bytes()
@@ -331,8 +442,8 @@ def converter(staging: Path, rules: str) -> Converter:
         raise TarmacError(f"{staging / RULES} is not up to date on this machine yet; build again")
     dataset = Dataset.model_validate_json(content)
     sources = open_sources(dataset)
-    modality = MODALITIES[dataset.modality]
-    return Converter(dataset, sources, modality, staging, measured_rules(dataset, sources))
+    modality, measured = MODALITIES[dataset.modality], measured_rules(dataset, sources)
+    return Converter(dataset, sources, modality, staging, measured, workers)
 
 
 def content_digest(entry: ListedSample, raw: Members) -> bytes:
@@ -341,14 +452,31 @@ def content_digest(entry: ListedSample, raw: Members) -> bytes:
 
 
 def _write(
-    work: Converter, planned: PlannedShard, entries: Sequence[ListedSample]
+    work: Converter,
+    planned: PlannedShard,
+    entries: Sequence[ListedSample],
+    kept: KeptSamples,
+    asks_anew: bool = False,
 ) -> tuple[Any, Path | None]:
-    """Return a shard's sidecar, and its tar under a temporary name unless all samples were rejected."""
+    """Return a shard's sidecar, and its tar under a temporary name unless all samples were rejected.
+
+    Samples that are `kept` are taken over; with `asks_anew` only those whose server does not answer.
+    """
     modality = work.dataset.modality
+
+    def converted(entry: ListedSample) -> ConvertedSample:
+        if entry not in kept:
+            return work.convert(writer, entry)
+        if asks_anew:
+            found = work.convert(writer, entry)
+            if found.reject is None or found.reject.reason not in PASSING:
+                return found
+        return kept.copy(writer, entry) or work.convert(writer, entry)
+
     temporary = work.staging / f".{planned.digest}.{uuid4().hex}"
     try:
         with ShardWriter(temporary) as writer:
-            outcomes = [work.convert(writer, entry) for entry in entries]
+            outcomes = [converted(entry) for entry in entries]
             seal = writer.finish()
     except BaseException:
         temporary.unlink(missing_ok=True)  # on a full disk it must free its space

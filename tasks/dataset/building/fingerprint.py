@@ -8,12 +8,14 @@ lies? `Fingerprint`: is everything listed as before, so that there is nothing to
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import xxhash
 from blake3 import blake3
+from pydantic import ValidationError
 
 from tasks.core.errors import DataError
 from tasks.core.files import digest
@@ -48,9 +50,10 @@ PACKAGES = {
 """The packages whose version may change a sample's bytes, by modality."""
 
 
-def rules_digest(dataset: Dataset) -> str:
+def rules_digest(dataset: Dataset, *, with_filters: bool = True) -> str:
     """Digest what shapes a sample's members: modality, image and volume rules, filters of chat (which may
-    drop a part of a sample) and on statistics, and the packages that decode and encode."""
+    drop a part of a sample) and on statistics, and the packages that decode and encode. Without
+    `with_filters`, filters on statistics are left out, which change no sample."""
     measured = MODALITIES[dataset.modality].statistics
     block = dataset.model_dump(mode="json")
     return digest(
@@ -63,7 +66,7 @@ def rules_digest(dataset: Dataset) -> str:
             "filter": {
                 name: rule
                 for name, rule in block["filter"].items()
-                if dataset.modality == "chat" or name in measured
+                if (with_filters if name in measured else dataset.modality == "chat")
             },
         }
     )
@@ -119,6 +122,20 @@ def members_digest(members: Members, *facts: str) -> Any:
     for suffix in suffixes:
         running.update(members[suffix])
     return running
+
+
+def is_converted_alike(version: Path, dataset: Dataset) -> bool:
+    """Whether the version's samples were read and converted by today's rules and packages, so that an equal
+    row would give equal bytes."""
+    try:
+        info = read_build_info(version)
+        built = Dataset.model_validate(info.dataset)
+    except (DataError, ValidationError):
+        return False
+    is_same_program = info.converter == CONVERTER and info.versions == packages(dataset.modality)
+    digests = (partial(rules_digest, with_filters=False), reading_digest)
+    same = all(digest_of(built) == digest_of(dataset) for digest_of in digests)
+    return is_same_program and same
 
 
 def another_converter(version: Path) -> str:

@@ -168,6 +168,7 @@ def _try(catalogue: Catalogue, work: Converter, ranks: list[int]) -> tuple[int, 
     """Convert these entries. Returns their bytes and seconds, how many are accepted, and an example of each
     reject reason."""
     entries = [entry for rank in ranks for entry in catalogue.entries(rank, rank + 1)]
+    work.announce([*entries[:1], *entries])
     with ShardWriter(work.staging / "tried.tar") as writer:
         for entry in entries[:1]:
             work.convert(writer, entry)  # so that imports are not timed

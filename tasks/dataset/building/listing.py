@@ -17,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from tasks.core.errors import DataError
+from tasks.core.errors import DataError, UsageError
 from tasks.core.files import digest
 from tasks.core.schema import Config
 from tasks.core.schema.dataset import CONTENT
@@ -39,6 +39,7 @@ from tasks.dataset.keys import key_of, shard_hash
 from tasks.dataset.manifest import passed_over_lines
 from tasks.dataset.rejects import Reject, printable
 from tasks.dataset.sources import Container, RawSample, of_files
+from tasks.dataset.sources.protocol import is_by_row
 from tasks.dataset.sources.shards import Shards
 from tasks.dataset.tar.format import span_bytes
 
@@ -258,7 +259,7 @@ class SourceListing:
         source = self._sources[index]
         listed: list[Listed] = []
         rejected: list[RejectedSample] = []
-        filtered = unread = 0
+        filtered = unread = addresses = 0
         is_cut_short = False
         first = number = (index << SOURCE_BITS) + self._listed
         for number, item in enumerate(source.items(container), first + 1):
@@ -270,6 +271,7 @@ class SourceListing:
                     is_cut_short |= item.more_lost
                     raise Reject(*item.fault)
                 if filters.passes(self._filter, item.fields):
+                    addresses += is_by_row(item.stat.stamp)
                     listed += self._entries(index, number, item, spill)
                 else:
                     filtered += 1
@@ -286,6 +288,7 @@ class SourceListing:
         self.catalogue.note("seen", self._listed)
         self._count("unread_containers", unread)
         self._count("cut_short", is_cut_short)
+        self._count("addresses", addresses)
         return number > first
 
     def _count(self, fact: str, more: int) -> None:
@@ -319,6 +322,11 @@ class SourceListing:
             if rules.shard.bytes is not None:
                 weight = span_bytes(sizes)
         elif rules.shard.bytes is not None:
+            if is_by_row(stamp):
+                raise UsageError(
+                    "dataset.shard.bytes: a maximum cannot be kept, because the sizes of images at addresses "
+                    "are not known before they are fetched; use dataset.shard.samples instead"
+                )
             weight = of_files(self._sources[index]).stored_bytes(item.file, size, item.content)
         entry = ListedSample(
             number, key, name, item.place, index, item.file, size, stamp, item.content, group, *spilled

@@ -18,7 +18,7 @@ from tasks.dataset.building.catalogue import FILTERED, ListedSample
 from tasks.dataset.formats.measures import FINE_BYTES, SPECTRUM_BYTES
 from tasks.dataset.modalities import MODALITIES
 from tasks.dataset.modalities.base import Statistic, Statistics
-from tasks.dataset.rejects import TRANSIENT, Reject, printable
+from tasks.dataset.rejects import PASSING, Reject, printable
 from tasks.dataset.tar.writer import Span
 
 SHARD_COLUMNS: Mapping[str, Any] = {
@@ -113,7 +113,7 @@ def first(table: Any, column: str) -> Any:
 def holds_transient(table: Any) -> bool:
     """Whether a sample could not be read for a cause that may have passed, so the shard must be made
     again."""
-    return TRANSIENT in counted_reasons(table)
+    return not PASSING.isdisjoint(counted_reasons(table))
 
 
 def accepted(table: Any) -> Any:

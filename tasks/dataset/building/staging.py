@@ -28,7 +28,7 @@ from tasks.dataset.building.catalogue import Catalogue, RejectedSample
 from tasks.dataset.building.shard_plan import PlannedShard
 from tasks.dataset.building.sidecar import counted_reasons, first, holds_transient
 from tasks.dataset.layout import INPUTS
-from tasks.dataset.rejects import TRANSIENT
+from tasks.dataset.rejects import PASSING
 from tasks.dataset.tables import ArrowBatches
 
 RULES = "dataset.json"
@@ -191,7 +191,7 @@ def note_rejects(
     with catalogue.transaction():
         for planned in map(catalogue.shard, ordinals):
             table = _converted(planned, known, staging, sidecars).sidecar
-            unread += counted_reasons(table).get(TRANSIENT, 0)
+            unread += sum(n for reason, n in counted_reasons(table).items() if reason in PASSING)
             columns = (table.column(name).to_pylist() for name in ("reason", "detail"))
             rows = zip(catalogue.entries(planned.start, planned.stop), *columns, strict=True)
             rejects = (

@@ -18,7 +18,7 @@ from tasks.core.units import counted
 from tasks.dataset.building.sidecar import SAMPLE_COLUMNS, accepted, first
 from tasks.dataset.index import read_index
 from tasks.dataset.layout import INPUTS, samples_name
-from tasks.dataset.rejects import TRANSIENT, printable
+from tasks.dataset.rejects import PASSING, printable
 from tasks.dataset.repair.source import ReconvertedShard
 from tasks.dataset.tables import DAMAGED, ArrowBatches, ShardRecord, read_pieces
 from tasks.dataset.tar.format import END
@@ -149,10 +149,10 @@ def not_converted(plan: ShardPlan, conversion: ReconvertedShard) -> Faults:
     faults = defaultdict(list)
     names = dict(zip(plan.column("key"), plan.column("original_key"), strict=True))
     for key, (reason, detail) in conversion.rejects.items():
-        if reason == "member.missing":
+        if reason in ("member.missing", "source.gone"):
             faults[GONE].append(names[key])
         else:
-            what = UNREADABLE if reason == TRANSIENT else REJECTED
+            what = UNREADABLE if reason in PASSING else REJECTED
             faults[what].append(f"{names[key]}: {reason}, {printable(detail)}")
     return faults
 

@@ -17,7 +17,7 @@ import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tasks.core.errors import DataError
 from tasks.core.schema import ChatSource, Dataset
@@ -26,12 +26,15 @@ from tasks.dataset import filters
 from tasks.dataset.formats.images import largest_bytes
 from tasks.dataset.modalities import rules_on_fields
 from tasks.dataset.modalities.chat import RATINGS, Conversation, check_images, parse, select
-from tasks.dataset.rejects import TRANSIENT, Reason, Reject
+from tasks.dataset.rejects import PASSING, Reason, Reject
 from tasks.dataset.sources.fields import TableRow, is_nothing, to_json
 from tasks.dataset.sources.protocol import Container, RawSample, fault_of
 from tasks.dataset.sources.raw_files import Files, LinkedFiles, SourceCheck
 from tasks.dataset.sources.tabular import OpenTable, open_table, require
 from tasks.dataset.tar.format import BLOCK, Members, span_bytes
+
+if TYPE_CHECKING:
+    from tasks.core.remote.addresses import AddressFetcher
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +88,10 @@ class ChatRows:
         with SourceCheck(self._files.store):
             images = [self._images.read(image, self._limit) for image in _images_of(file)]
         return _members(content.encode(), images)
+
+    def announce(self, samples: Sequence[tuple[str, str]], fetcher: AddressFetcher) -> None:
+        images = [image for file, _ in samples for image in _images_of(file)]
+        self._images.announce(images, self._limit, fetcher)
 
     def stored_bytes(self, file: str, size: int, content: str) -> int:
         # An image takes a header and less than a block of padding; the JSON is stored as it is.
@@ -198,7 +205,7 @@ class ChatRows:
         try:
             return item._replace(members=_members(document, contents))
         except Reject as reject:
-            return item._replace(fault=fault_of(reject), may_pass=reject.reason == TRANSIENT)
+            return item._replace(fault=fault_of(reject), may_pass=reject.reason in PASSING)
 
     def _facts(self, subset: str, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return all columns other than those of images, turns and ratings, as JSON represents them."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import PurePath
 from posixpath import splitext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tasks.core.schema import Dataset
 from tasks.core.schema.source import ImageFolderSource
@@ -26,6 +26,9 @@ from tasks.dataset.sources.fields import RECODE, filled, text_of, to_json
 from tasks.dataset.sources.protocol import Container, RawSample
 from tasks.dataset.sources.raw_files import RawFolder, SourceCheck, read_file, read_start
 from tasks.dataset.tar.format import Members, span_bytes
+
+if TYPE_CHECKING:
+    from tasks.core.remote.addresses import AddressFetcher
 
 IMAGES = frozenset(f".{suffix}" for suffix in images.SUFFIXES)
 UNREAD = frozenset(f".{suffix}" for suffix in images.UNREAD)
@@ -78,6 +81,9 @@ class ImageFolder:
             else:
                 members = {"txt": text_of(beside["caption"]), "json": to_json({"label": beside["label"]})}
             return {**members, "image": read_file(self._folder.store, file, self._limit)}
+
+    def announce(self, samples: Sequence[tuple[str, str]], fetcher: AddressFetcher) -> None:
+        """No file lies outside the folder."""
 
     def stored_bytes(self, file: str, size: int, content: str) -> int:
         if not self._suffix:

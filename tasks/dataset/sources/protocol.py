@@ -11,11 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from tasks.core.stores import ABSENT, ObjectStat
 from tasks.dataset.rejects import Reason, Reject
 from tasks.dataset.tar.format import Members
+
+if TYPE_CHECKING:  # asyncio takes as long to import as all of a source
+    from tasks.core.remote.addresses import AddressFetcher
+
+
+BY_ROW = "row "
+"""How the stamp begins of a sample with a file at a web address outside the source. No such file is looked at
+before it is fetched, so the row stands for it: the rest of the stamp is its digest."""
+
+
+def is_by_row(stamp: str) -> bool:
+    return stamp.startswith(BY_ROW)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +94,10 @@ class FileSource(Source, Protocol):
     def read(self, file: str, content: str) -> Members:
         """Return one sample's raw members by suffix; Absent when a file is not there, Reject when the sample
         cannot be taken for another reason."""
+
+    def announce(self, samples: Sequence[tuple[str, str]], fetcher: AddressFetcher) -> None:
+        """Announce a `read` of each of these samples, in this order, so that files at web addresses outside
+        the source are fetched ahead of it."""
 
     def stored_bytes(self, file: str, size: int, content: str) -> int:
         """Return the most bytes of a tar that the sample takes unconverted, for files of `size` bytes."""

@@ -4,6 +4,10 @@ A file that cannot be read is handled by its cause. A file that is missing, or t
 its own sample. A server outside the source that does not answer costs the samples it holds, and the next
 build tries them again. When the source itself is gone (unmounted, its server down), the build ends: treating
 that as bad samples would publish a dataset that lacks them.
+
+Files at web addresses outside the source are not looked at when they are listed, which would double the
+requests and ask every server at every build. They are fetched ahead of their reader, as
+`tasks.core.remote.addresses` does it.
 """
 
 from __future__ import annotations
@@ -14,12 +18,13 @@ import posixpath
 import re
 import socket
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from hashlib import blake2b
 from itertools import islice
 from types import TracebackType
-from typing import BinaryIO, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.folders import open_store
@@ -39,8 +44,12 @@ from tasks.core.stores import (
     join_location,
     redact,
 )
-from tasks.dataset.rejects import TRANSIENT, Reject
-from tasks.dataset.sources.protocol import Absent, RawSample, fault_of
+from tasks.dataset.rejects import TRANSIENT, Reason, Reject
+from tasks.dataset.sources.protocol import BY_ROW, Absent, RawSample, fault_of
+
+if TYPE_CHECKING:  # asyncio takes as long to import as all of a source
+    from tasks.core.remote.addresses import AddressFetcher
+    from tasks.core.remote.answers import Problem
 
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tar.lz4")
 PACKED = (".gz", ".bz2", ".xz", ".zst")
@@ -56,6 +65,11 @@ HOPELESS = 3
 """After this many files in a row that a server did not give, each requested several times, stop asking it."""
 MOST_HOSTS = 10_000
 """Hosts to remember for not answering."""
+PROBLEMS: Mapping[Problem, Reason] = {
+    "gone": "source.gone",
+    "unreachable": "source.unreachable",
+    "too_large": "image.too_large",
+}
 BACKSLASHES = "; paths with backslashes are those of Windows: write them with /"
 Answer = TypeVar("Answer")
 
@@ -308,6 +322,7 @@ class LinkedFiles:
         self._config_key = config_key
         self._is_remote = is_remote(store.location)
         self._base = store.location.rstrip("/") + "/"
+        self._fetcher: AddressFetcher | None = None
         self._foreign: dict[str, Store] = {}
         self._failures: Counter[str] = Counter()
 
@@ -333,17 +348,23 @@ class LinkedFiles:
 
     def with_stats(self, items: Iterator[tuple[RawSample, Sequence[str] | None]]) -> Iterator[RawSample]:
         """Yield the samples with the size and stamp of their named files together: ABSENT where one is not
-        there, a fault that may pass where one cannot be looked at. Samples with None stay as they are. Remote
-        files are requested for many rows at once. Unreachable when the source itself is gone."""
+        there, a fault that may pass where one cannot be looked at. Samples with None stay as they are, and
+        those with a web address outside the source are stamped by their rows. Remote files are requested for
+        many rows at once. Unreachable when the source itself is gone."""
         while some := list(islice(items, ROWS_AT_ONCE)):
-            distinct = dict.fromkeys(name for _, names in some for name in names or ())
+            distinct = dict.fromkeys(
+                name for _, names in some for name in names or () if not is_elsewhere(name)
+            )
             self._look_ahead(distinct)
             stats = {name: self._stat(name) for name in distinct}
             for item, names in some:
                 if names is None:
                     yield item
                     continue
-                found = stats[names[0]] if len(names) == 1 else _together([stats[name] for name in names])
+                looked_at = [stats[name] for name in names if name in stats]
+                found = looked_at[0] if len(looked_at) == 1 else _together(looked_at)
+                if len(looked_at) < len(names) and isinstance(found, ObjectStat) and found != ABSENT:
+                    found = _stamped_by_row(item, names, found.stamp)
                 if isinstance(found, Reject):
                     yield item._replace(content="", fault=fault_of(found), may_pass=True)
                 else:
@@ -352,7 +373,7 @@ class LinkedFiles:
     def read(self, name: str, limit: int) -> bytes:
         """Return a file's content; Absent, or Reject when it is unreadable or exceeds `limit` bytes;
         Unreachable when the source itself is gone."""
-        name = name.removeprefix(self._base)
+        name = self._within(name)
         if not is_remote(name):
             try:
                 return read_file(self._store, name, limit)
@@ -360,7 +381,28 @@ class LinkedFiles:
                 raise Absent(f"{absent.detail}: {name!r}{BACKSLASHES if chr(92) in name else ''}") from None
         if not is_valid(name):
             raise Absent("no valid address")
+        if is_web(name):
+            return self._fetched(name, limit)
         return self._request(name, lambda store: read_file(store, name, limit))
+
+    def announce(self, names: Iterable[str], limit: int, fetcher: AddressFetcher) -> None:
+        """Announce a `read` of each of these names, in this order."""
+        self._fetcher = fetcher
+        fetcher.announce((name for name in map(self._within, names) if is_elsewhere(name)), limit)
+
+    def _within(self, name: str) -> str:
+        return name.removeprefix(self._base)
+
+    def _fetched(self, address: str, limit: int) -> bytes:
+        from tasks.core.remote.addresses import AddressFetcher
+        from tasks.core.remote.answers import Unfetched
+
+        if self._fetcher is None:
+            self._fetcher = AddressFetcher()
+        try:
+            return self._fetcher.fetch(address, limit)
+        except Unfetched as failed:
+            raise Reject(PROBLEMS[failed.problem], str(failed)) from None
 
     def _stat(self, name: str) -> ObjectStat | Reject:
         try:
@@ -406,6 +448,17 @@ class LinkedFiles:
 
     def _is_hopeless(self, address: str) -> bool:
         return self._failures[host_of(address)] >= HOPELESS
+
+
+def is_elsewhere(name: str) -> bool:
+    """Whether a name of `LinkedFiles` is a web address outside the source."""
+    return is_web(name) and is_valid(name)
+
+
+def _stamped_by_row(item: RawSample, names: Sequence[str], stamp: str) -> ObjectStat:
+    """Return the stamp of a sample with files at web addresses; `stamp` is that of its other files."""
+    row = repr((item.content, *names)).encode("utf-8", "surrogatepass")
+    return ObjectStat(-1, f"{BY_ROW}{blake2b(row, digest_size=10).hexdigest()} {stamp}".rstrip())
 
 
 def _together(stats: Sequence[ObjectStat | Reject]) -> ObjectStat | Reject:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import cached_property
 from hashlib import blake2b
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.patterns import base_folder
@@ -32,6 +32,9 @@ from tasks.dataset.sources.protocol import Container, RawSample, fault_of
 from tasks.dataset.sources.raw_files import Files, LinkedFiles, SourceCheck
 from tasks.dataset.sources.tabular import OpenTable, open_table, require
 from tasks.dataset.tar.format import Members, span_bytes
+
+if TYPE_CHECKING:
+    from tasks.core.remote.addresses import AddressFetcher
 
 PATH_ALONE = "the row names a path but holds no bytes; embed the images, or give paths as a column of text"
 
@@ -97,6 +100,10 @@ class TableImages:
             beside = self._beside(row)
             image = self._images.read(written if is_remote(written) else file, self._limit)
         return {**beside, "image": image}
+
+    def announce(self, samples: Sequence[tuple[str, str]], fetcher: AddressFetcher) -> None:
+        written = (json.loads(content)[self._config.image] for _, content in samples)
+        self._images.announce(written, self._limit, fetcher)
 
     def stored_bytes(self, file: str, size: int, content: str) -> int:
         # The row as ASCII JSON is at least as long as the caption and the rest of the row in UTF-8.

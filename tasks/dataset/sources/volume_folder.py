@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import IO, Any, ClassVar
+from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,9 @@ from tasks.dataset.sources.protocol import Container, RawSample, fault_of
 from tasks.dataset.sources.raw_files import RawFolder, SourceCheck
 from tasks.dataset.sources.tabular import OpenTable, open_table, require, rows_by_key
 from tasks.dataset.tar.format import Buffer, Members, span_bytes
+
+if TYPE_CHECKING:
+    from tasks.core.remote.addresses import AddressFetcher
 
 JSON_BYTES = 2048
 JSON_BYTES_PER_CHUNK = 12
@@ -126,6 +129,10 @@ class VolumeFolder(ABC):
         except UnicodeEncodeError:
             raise Reject("caption.encoding", "report, labels or path are not UTF-8") from None
         return {"txt": text, "json": described, "volume": voxels}
+
+    def announce(self, samples: Sequence[tuple[str, str]], fetcher: AddressFetcher) -> None:
+        """No file lies outside the folder."""
+        return
 
     def stored_bytes(self, file: str, size: int, content: str) -> int:
         beside = len(content) + JSON_BYTES

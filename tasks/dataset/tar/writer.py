@@ -6,6 +6,7 @@ would only add the cost of the handover.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -50,6 +51,13 @@ class ShardWriter:
             gap = padding(size)
             parts += [header(f"{key}.{suffix}", size), content, _ZEROS[:gap]]
             length += BLOCK + size + gap
+        return self._append(parts, length)
+
+    def copy(self, span: bytes) -> Span:
+        """Append a sample as it stands in another tar, from the first header to the last padding."""
+        return self._append([span], len(span))
+
+    def _append(self, parts: Sequence[Buffer], length: int) -> Span:
         if length <= GATHERED:
             crc32c = self._gather(b"".join(parts))
         else:

@@ -14,7 +14,7 @@ import pytest
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import read_json
-from tasks.core.remote import remote_stores
+from tasks.core.remote import addresses
 from tasks.core.schema import Config
 from tasks.dataset.building.staging import redact_config
 from tasks.dataset.repair.result import Failed
@@ -292,7 +292,7 @@ def urls(tmp_path: Path, address: str) -> Built:
 
 
 def test_a_server_that_is_down_costs_no_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_stores, "TRIES", 1)
+    monkeypatch.setattr(addresses, "PAUSE_S", 0.01)
     raw.pictures(tmp_path / "raw", 8)
     with web_server(tmp_path / "raw", gives_parts=False) as (address, _):
         built = urls(tmp_path, address)

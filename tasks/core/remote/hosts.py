@@ -1,0 +1,146 @@
+"""Web hosts as a table's addresses name them: how each is found, and how many requests at once it gets.
+
+Nobody knows beforehand what a host can take, so it gets many requests at once until it answers that it is
+busy. A host that is down would cost a wait for each of its addresses, so it is left alone after some of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.core.remote.answers import Unfetched
+
+LONGEST_REST_S = 60.0
+"""A host that wants to be left alone for longer is not waited for."""
+HOPELESS = 8
+"""Failed addresses in a row, none of them answered, after which a host is left alone for REST_S."""
+REST_S = 300.0
+ANSWERED_S = 60.0
+"""A host that has answered this recently is not left alone."""
+
+
+@dataclass
+class WebHost:
+    """What is known of a host, which gets at `most` so many requests at once. `permits` is how many its
+    semaphore allows at the moment, which follows `limit`."""
+
+    most: int
+    name: str
+    limit: int = 0
+    permits: int = 0
+    files: int = 0
+    failures: int = 0
+    answered_at: float = float("-inf")
+    rests_until: float = float("-inf")
+    silent_until: float = float("-inf")
+    why_silent: str = ""
+
+    def __post_init__(self) -> None:
+        self.limit = self.permits = self.most
+        self.semaphore = asyncio.Semaphore(self.most)
+
+    def leave(self) -> None:
+        if self.permits > self.limit:
+            self.permits -= 1
+        else:
+            self.semaphore.release()
+
+    def answered(self) -> None:
+        self.failures, self.answered_at = 0, time.monotonic()
+
+    def served(self) -> None:
+        """Note a file; after a round of them one more request at once is tried."""
+        self.files += 1
+        if self.limit < self.most and self.files % self.limit == 0:
+            self.limit += 1
+            if self.permits < self.limit:
+                self.permits += 1
+                self.semaphore.release()
+
+    def is_busy(self, rest_s: float) -> None:
+        """Rest, and halve the requests at once, but only once for all that were under way."""
+        now = time.monotonic()
+        if now >= self.rests_until:
+            self.limit = max(1, self.limit // 2)
+        self.rests_until = max(self.rests_until, now + rest_s)
+        if rest_s > LONGEST_REST_S:
+            self.leave_alone(now + rest_s, f"{self.name} asks to come back in {rest_s:,.0f} s")
+
+    def failed(self, is_silent: bool) -> None:
+        """Note an address that was given up."""
+        self.failures += is_silent
+        now = time.monotonic()
+        if self.failures >= HOPELESS and now - self.answered_at > ANSWERED_S:
+            self.failures = 0
+            self.leave_alone(now + REST_S, f"{self.name} does not answer")
+
+    def leave_alone(self, until: float, why: str) -> None:
+        self.silent_until, self.why_silent = until, why
+
+    def require_hope(self) -> None:
+        if time.monotonic() < self.silent_until:
+            raise Unfetched("unreachable", self.why_silent)
+
+
+def resolver() -> Any:
+    """Return a resolver whose threads nobody waits for: a name server may be silent for half a minute, also
+    when the process wants to end."""
+    from aiohttp.abc import AbstractResolver, ResolveResult
+
+    class DaemonResolver(AbstractResolver):
+        async def resolve(
+            self, host: str, port: int = 0, family: Any = socket.AF_INET
+        ) -> list[ResolveResult]:
+            def look_up() -> Any:
+                flags = socket.AI_ADDRCONFIG
+                return socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, flags=flags)
+
+            numeric = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+            return [
+                ResolveResult(
+                    hostname=host,
+                    host=str(place[0]),
+                    port=int(place[1]),
+                    family=kind,
+                    proto=proto,
+                    flags=numeric,
+                )
+                for kind, _, proto, _, place in await _in_daemon(look_up)
+            ]
+
+        async def close(self) -> None:
+            pass
+
+    return DaemonResolver()
+
+
+async def _in_daemon(function: Callable[[], Any]) -> Any:
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[Any] = loop.create_future()
+
+    def finish(value: Any, error: BaseException | None) -> None:
+        if result.done():  # given up
+            return
+        if error is None:
+            result.set_result(value)
+        else:
+            result.set_exception(error)
+
+    def work() -> None:
+        value, error = None, None
+        try:
+            value = function()
+        except Exception as raised:  # noqa: BLE001 - the waiting coroutine raises it
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(finish, value, error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return await result
