@@ -224,7 +224,8 @@ def _work_lines(settings: Config, work: ConversionWork) -> Iterator[str]:
     yield from (f"          {line}" for line in passed_over_lines(work.passed_over, settings.dataset.private))
     for reason, sample in work.tried_rejects.items():
         shown = "" if settings.dataset.private else f"   {sample}"
-        yield f"!         in {counted(work.tried, 'sample')} tried: {reason}{shown}"
+        tried = f"{count(work.tried_reasons[reason])} of {counted(work.tried, 'sample')} tried"
+        yield f"!         {tried}: {reason}{shown}"
     if work.stops is not None:
         yield f"!         the build would stop: {work.stops}"
 

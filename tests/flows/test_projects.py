@@ -93,7 +93,7 @@ def test_a_plan_of_mostly_broken_data_names_the_faults(
     for number in range(COUNT):
         (birds / f"birds/{number:04d}.png").write_text("<html>")
     shown = output_of(capsys, "plan", "birds.yaml")
-    assert "!         in 20 samples tried: image.not_an_image   captions.csv:" in shown
+    assert "!         20 of 20 samples tried: image.not_an_image   captions.csv:" in shown
 
 
 def test_a_plan_reports_a_wrong_schedule_and_doubtful_settings(

@@ -33,6 +33,7 @@ from typing import Any, BinaryIO
 
 from tasks.core.errors import UsageError
 from tasks.core.remote.answers import (
+    BUSY_TRIES,
     REDIRECTS,
     TRY_S,
     TryAgain,
@@ -95,11 +96,13 @@ class _Fetch:
 
 class AddressFetcher:
     """Fetches announced addresses ahead of their reader. `folder` has room for temporary files; `workers` is
-    how many processes fetch for the same build, which share a host's requests."""
+    how many processes fetch for the same build, which share a host's requests. An address is tried `tries`
+    times at most."""
 
-    def __init__(self, folder: Path | None = None, workers: int = 1) -> None:
+    def __init__(self, folder: Path | None = None, workers: int = 1, tries: int = BUSY_TRIES) -> None:
         _require_aiohttp()
         self._folder = None if folder is None else str(folder)
+        self._tries = tries
         self._per_host = max(2, PER_HOST // workers)
         self._hosts: dict[str, WebHost] = {}
         self._fetches: dict[str, _Fetch] = {}
@@ -240,7 +243,7 @@ class AddressFetcher:
                 return await self._try(fetch, host)
             except TryAgain as failed:
                 tried += 1
-                if tried >= failed.tries:
+                if tried >= min(failed.tries, self._tries):
                     host.failed(failed.is_silent)
                     times = f", tried {tried} times" if tried > 1 else ""
                     raise Unfetched("unreachable", f"{host.name} {failed}{times}") from None

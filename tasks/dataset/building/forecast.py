@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from tasks.dataset.building.listing import SourceListing
 from tasks.dataset.building.shard_plan import PlannedShard
 from tasks.dataset.building.staging import known_shards, write_rules
 from tasks.dataset.manifest import read_manifest
+from tasks.dataset.sources.protocol import is_by_row
 from tasks.dataset.tar.writer import ShardWriter
 
 TRIED = 20
@@ -52,6 +54,8 @@ class ConversionWork:
     taken: int
     """How many of the tried samples are accepted."""
     tried_rejects: Mapping[str, str]
+    tried_reasons: Mapping[str, int]
+    """How many of the tried samples are rejected, by reason."""
     stops: str | None
     """Why the build would stop, as far as that is known without converting everything."""
 
@@ -124,7 +128,9 @@ def _work(config: Config, before: Path | None, catalogue: Catalogue) -> Conversi
     missing = [shard for shard in catalogue.shards() if shard.ordinal not in known]
     to_convert = sum(shard.samples for shard in missing)
     ranks = spread(missing, TRIED)
-    size, seconds, taken, rejects = _try(catalogue, converter(staging, write_rules(staging, dataset)), ranks)
+    size, seconds, taken, rejects, reasons = _try(
+        catalogue, converter(staging, write_rules(staging, dataset)), ranks
+    )
     share = to_convert / max(len(ranks), 1)
     return ConversionWork(
         listed=catalogue.read,
@@ -140,6 +146,7 @@ def _work(config: Config, before: Path | None, catalogue: Catalogue) -> Conversi
         tried=len(ranks),
         taken=taken,
         tried_rejects=rejects,
+        tried_reasons=reasons,
         stops=_stops(config, before, catalogue),
     )
 
@@ -164,18 +171,22 @@ def _stops(config: Config, before: Path | None, catalogue: Catalogue) -> str | N
     return None
 
 
-def _try(catalogue: Catalogue, work: Converter, ranks: list[int]) -> tuple[int, float, int, dict[str, str]]:
-    """Convert these entries. Returns their bytes and seconds, how many are accepted, and an example of each
-    reject reason."""
+def _try(
+    catalogue: Catalogue, work: Converter, ranks: list[int]
+) -> tuple[int, float, int, dict[str, str], dict[str, int]]:
+    """Convert these entries. Returns their bytes and seconds, how many are accepted, and for each reject
+    reason an example and a count."""
     entries = [entry for rank in ranks for entry in catalogue.entries(rank, rank + 1)]
-    work.announce([*entries[:1], *entries])
+    fetched = [entry for entry in entries if is_by_row(entry.stamp)]
+    work.announce([*fetched, *fetched])
     with ShardWriter(work.staging / "tried.tar") as writer:
-        for entry in entries[:1]:
-            work.convert(writer, entry)  # so that imports are not timed
+        for entry in fetched or entries[:1]:
+            work.convert(writer, entry)  # so that neither imports nor the network are timed
         began, before = time.perf_counter(), writer.size_bytes
         outcomes = [work.convert(writer, entry) for entry in entries]
         took, size = time.perf_counter() - began, writer.size_bytes - before
     rejects = {
         str(one.reject.reason): f"{one.entry.place}: {one.reject.detail}" for one in outcomes if one.reject
     }
-    return size, took, sum(one.reject is None for one in outcomes), rejects
+    reasons = Counter(str(one.reject.reason) for one in outcomes if one.reject)
+    return size, took, len(outcomes) - reasons.total(), rejects, dict(reasons)

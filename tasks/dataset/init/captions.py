@@ -16,6 +16,7 @@ from typing import Any
 
 from tasks.core.stores import ABSENT, is_remote
 from tasks.core.units import count, counted
+from tasks.dataset.init.addresses import TriedAddresses, try_addresses
 from tasks.dataset.init.columns import (
     KEY_NAMES,
     MOST_DISTINCT,
@@ -29,6 +30,7 @@ from tasks.dataset.init.columns import (
     label_column,
 )
 from tasks.dataset.init.evidence import (
+    BUDGET,
     LOOKED_AT,
     ConfigKey,
     Grade,
@@ -104,7 +106,7 @@ def _of_table(inventory: Inventory, table: SurveyedTable) -> Reading | None:
     label = label_column(table, image, captions[0] if captions else None)
     if not captions and label is None:
         return None
-    where, fix, grade = _where_images_are(inventory, table, image)
+    tried, where, fix, grade = _examined(inventory, table, image)
     warnings = [_header_doubt(inventory, table), fix]
     source = [ConfigKey("kind", "table"), ConfigKey("path", table.path, table.described)]
     split_pattern = _split_pattern(table)
@@ -136,10 +138,11 @@ def _of_table(inventory: Inventory, table: SurveyedTable) -> Reading | None:
     each = inventory.mean_size(inventory.of(IMAGES)) or USUAL_BYTES
     if image.is_binary:
         each = sum(map(inventory.size, table.files)) / max(table.rows, 1)
-    shards = propose_shards(table.rows, each, is_kept=rules.is_alternative)
+    shards = propose_shards(table.rows, each, is_kept=rules.is_alternative and tried is None)
     dataset = [rules, *_splits(table, image, is_named=bool(split_pattern)), shards]
     grade = min(grade, 1) if warnings else grade
-    return Reading("table", what, "image_text", table.rows, grade, source, dataset, warnings, label=labelled)
+    reading = Reading("table", what, "image_text", table.rows, grade, source, dataset, warnings)
+    return replace(reading, label=labelled, reject_budget=BUDGET if tried is None else tried.budget)
 
 
 def _header_doubt(inventory: Inventory, table: SurveyedTable) -> str:
@@ -152,14 +155,22 @@ def _header_doubt(inventory: Inventory, table: SurveyedTable) -> str:
     return ""
 
 
+def _examined(
+    inventory: Inventory, table: SurveyedTable, image: ColumnCounts
+) -> tuple[TriedAddresses | None, str, str, Grade]:
+    """Return what `_where_images_are` does, after the addresses that were tried if there are any."""
+    if image.is_binary or image.share("address") < 0.5:
+        return None, *_where_images_are(inventory, table, image)
+    tried = try_addresses(spread(list(image.values), LOOKED_AT))
+    return tried, tried.where, tried.fix, tried.grade
+
+
 def _where_images_are(
     inventory: Inventory, table: SurveyedTable, image: ColumnCounts
 ) -> tuple[str, str, Grade]:
     """Return where the images are, what to mend, and how well they can be read."""
     if image.is_binary:
         return "the images themselves", "", 2
-    if image.share("address") >= 0.5:
-        return "web addresses", "the build fetches every image from its address, which may be gone", 1
     named = [name for name in spread(list(image.values), LOOKED_AT) if not is_remote(name)]
     there = sum(_is_there(inventory, table, name) for name in named)
     where = f"paths relative to the table's folder, {there} of {len(named)} looked at are there"

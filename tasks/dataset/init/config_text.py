@@ -27,13 +27,14 @@ def config_text(survey: PlaceSurvey, has_gpu: bool = False) -> str:
     """Return the config of the best reading, with a model that this machine can train."""
     best = survey.best
     private = "no sample or key on any page, counts only"
+    stops = "a build stops when it is certain to pass this share of rejects"
     dataset = [
         ConfigKey("output", output_of(survey), "the dataset's folder"),
         ConfigKey("modality", best.modality, best.what),
         ConfigKey("private", best.is_private, private if best.is_private else f"true: {private}"),
         ConfigKey("source", best.source),
         *best.dataset,
-        ConfigKey("reject_budget", 0.05, "a build stops when it is certain to pass this share of rejects"),
+        ConfigKey("reject_budget", best.reject_budget, stops),
     ]
     lines = [f"# {line}" for line in _head(survey)]
     keys = [ConfigKey("name", survey.name), ConfigKey("dataset", dataset), *propose_training(best, has_gpu)]

@@ -16,6 +16,8 @@ LOOKED_AT = 20
 """Files or cells of one kind that are examined where examining them is cheap."""
 SHARDS = 8
 """The least number of shards to aim for where there are enough samples."""
+BUDGET = 0.05
+"""The share of rejects that a config allows unless there is a reason for another."""
 LONGEST = 1000
 """Characters of a path, and of a message."""
 Grade = Literal[0, 1, 2]
@@ -55,6 +57,7 @@ class Reading:
     is_private: bool = False
     is_guess: bool = False
     label: ConfigKey | None = None
+    reject_budget: float = BUDGET
     teacher_width: int | None = None
     """Width of a reinforced sample's embeddings, where they could be read."""
     volume_shape: Sequence[int] | None = None
