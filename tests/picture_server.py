@@ -25,6 +25,7 @@ KINDS = 64
 LATENCY_S = 0.02
 asked: Counter[str] = Counter()
 at_once: Counter[str] = Counter()
+busy: Counter[str] = Counter()
 most: Counter[str] = Counter()
 latency_s = LATENCY_S
 Answer = Callable[[asyncio.StreamWriter, bytes], Awaitable[None]]
@@ -65,6 +66,14 @@ async def stall(writer: asyncio.StreamWriter, image: bytes) -> None:
     await asyncio.sleep(3600)
 
 
+async def limited(writer: asyncio.StreamWriter, image: bytes) -> None:
+    """Answer four requests at once, and refuse the others."""
+    busy["limited"] += 1
+    await asyncio.sleep(0.05)
+    await ANSWERS["429" if busy["limited"] > 4 else "ok"](writer, image)
+    busy["limited"] -= 1
+
+
 async def short(writer: asyncio.StreamWriter, image: bytes) -> None:
     writer.write(
         f"HTTP/1.1 200 OK\r\nContent-Length: {len(image)}\r\n\r\n".encode() + image[: len(image) // 2]
@@ -99,7 +108,7 @@ ANSWERS: dict[str, Answer] = {
     "loop": plain("302 Found", {"Location": "/loop/again.jpg"}, b""),
     "moved": plain("301 Moved", {"Location": "/1.jpg"}, b""),
     "huge": plain("200 OK", {"X": "x"}, bytes(40_000_000)),
-    **{one.__name__: one for one in (hang, reset, stall, short, drip, endless)},
+    **{one.__name__: one for one in (hang, reset, stall, short, drip, endless, limited)},
 }
 
 

@@ -19,6 +19,8 @@ from tasks.core.remote.answers import Unfetched
 
 LONGEST_REST_S = 60.0
 """A host that wants to be left alone for longer is not waited for."""
+ROUNDS = 8
+"""Files for each request at once before a host that was busy gets one more of these."""
 HOPELESS = 8
 """Failed addresses in a row, none of them answered, after which a host is left alone for REST_S."""
 REST_S = 300.0
@@ -56,9 +58,9 @@ class WebHost:
         self.failures, self.answered_at = 0, time.monotonic()
 
     def served(self) -> None:
-        """Note a file; after a round of them one more request at once is tried."""
+        """Note a file; after ROUNDS rounds of them one more request at once is tried."""
         self.files += 1
-        if self.limit < self.most and self.files % self.limit == 0:
+        if self.limit < self.most and self.files % (ROUNDS * self.limit) == 0:
             self.limit += 1
             if self.permits < self.limit:
                 self.permits += 1
