@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tasks.core.errors import UsageError
 from tasks.core.remote import addresses
 from tasks.core.remote.addresses import AddressFetcher
 from tasks.core.remote.answers import BUSY_TRIES, TRIES, Unfetched
@@ -94,7 +95,7 @@ def test_files_and_what_only_looks_like_one(server: PictureServer, fetcher: Addr
     [
         ("hang", "STALL_S", "does not answer in time, tried 2 times"),
         ("stall", "STALL_S", "does not answer in time, tried 2 times"),
-        ("drip", "TRY_S", "does not send the file within 20 s"),
+        ("drip", "TRY_S", "sends the file too slowly"),
     ],
 )
 def test_no_server_holds_an_address_for_long(
@@ -237,3 +238,9 @@ time.sleep(1)
     command = [sys.executable, "-c", program, str(server.port)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert time.monotonic() - began < 8 and done.stderr == ""
+
+
+def test_without_its_package_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(addresses.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"need the package aiohttp: pip install 'tarmac\[remote\]'"):
+        AddressFetcher()

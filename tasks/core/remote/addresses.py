@@ -34,7 +34,9 @@ from typing import Any, BinaryIO
 from tasks.core.errors import UsageError
 from tasks.core.remote.answers import (
     BUSY_TRIES,
+    LONGEST_TRY_S,
     REDIRECTS,
+    SLOWEST,
     TRY_S,
     TryAgain,
     Unfetched,
@@ -270,7 +272,8 @@ class AddressFetcher:
     async def _request(self, fetch: _Fetch, host: WebHost) -> Any:
         received = tempfile.SpooledTemporaryFile(LARGE, dir=self._folder)  # noqa: SIM115 - the reader's
         try:
-            async with asyncio.timeout(TRY_S):
+            began = self._loop.time()
+            async with asyncio.timeout(TRY_S) as limit:
                 async with self._opened().get(fetch.address, max_redirects=REDIRECTS) as answer:
                     self._has_answer = True
                     host.answered()
@@ -278,6 +281,8 @@ class AddressFetcher:
                     async for chunk in answer.content.iter_any():
                         require_size(received.tell() + len(chunk), fetch.most)
                         received.write(chunk)
+                        limit_s = min(TRY_S + received.tell() / SLOWEST, LONGEST_TRY_S)
+                        limit.reschedule(began + limit_s)
             host.served()
             return received
         except (Unfetched, TryAgain):

@@ -17,7 +17,10 @@ from typing import Any, Literal
 from tasks.core.files import FULL
 
 TRY_S = 20.0
-"""A try fails if it has not received the whole file by then."""
+"""A try fails if it has not received the whole file by then; at SLOWEST, what has come gives more time."""
+SLOWEST = 100_000
+"""Bytes per second below which a large file is given up."""
+LONGEST_TRY_S = 120.0
 TRIES = 3
 LATE_TRIES = 2
 """Tries of an address whose server does not answer in time."""
@@ -115,7 +118,7 @@ def judged(error: Exception, host: str, has_answer: bool) -> Exception:
     passing = {
         aiohttp.ClientSSLError: TryAgain("has no valid certificate", 1),
         aiohttp.ServerTimeoutError: TryAgain("does not answer in time", LATE_TRIES, is_silent=True),
-        TimeoutError: TryAgain(f"does not send the file within {TRY_S:g} s", 1),
+        TimeoutError: TryAgain("sends the file too slowly", 1),
         aiohttp.ClientConnectorError: TryAgain("does not accept a connection", is_silent=True),
         aiohttp.ClientResponseError: TryAgain("sends no valid answer", LATE_TRIES),
         aiohttp.ClientError: TryAgain("broke the connection"),

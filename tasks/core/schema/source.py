@@ -68,8 +68,8 @@ class TableSource(Block):
     path: Location
     """A file, a folder with all tables below it, or a pattern such as `raw/{000..041}.parquet`."""
     image: str
-    """Column with the image: a path relative to the table's folder, an address, or the bytes (also as Hugging
-    Face's `{bytes, path}`)."""
+    """Column with the image: a path relative to the table's folder, an address that the build fetches, or the
+    bytes (also as Hugging Face's `{bytes, path}`)."""
     caption: str
     """Column with the caption. All other columns except columns of bytes go into the sample's `json`."""
     templates: Annotated[list[str], Field(min_length=1)] | None = None

@@ -33,7 +33,7 @@ from tasks.dataset import layout, quarantine
 from tasks.dataset.build_info import read_build_info
 from tasks.dataset.building import assemble, changes
 from tasks.dataset.building.catalogue import Catalogue, RejectedSample
-from tasks.dataset.building.convert import BudgetExceeded, BuildTally, convert_all, counted
+from tasks.dataset.building.convert import convert_all
 from tasks.dataset.building.fingerprint import CONVERTER, another_converter, packages
 from tasks.dataset.building.freshness import is_up_to_date, sweep_surveys, unchanged
 from tasks.dataset.building.listing import SourceListing
@@ -48,6 +48,7 @@ from tasks.dataset.building.staging import (
     sweep,
     write_rules,
 )
+from tasks.dataset.building.tally import BudgetExceeded, BuildTally, counted
 from tasks.dataset.building.under_way import ProgressFile
 from tasks.dataset.layout import INPUTS, LEASE, REJECTS, STAGING
 from tasks.dataset.manifest import Manifest, read_manifest, version_name

@@ -1,8 +1,6 @@
 """Converts planned shards to tars: the engine distributes them, and a worker process converts each
 idempotently.
 
-The rejects of every finished shard count against the reject budget, so a build that must fail stops early.
-
 A tar and its sidecar are written under temporary names, flushed to disk and renamed, the sidecar last. So a
 kill or a crash of the machine costs at most the shards in progress. A worker flushes a shard while it
 converts the next one, so it receives a few small shards at a time, or one large one.
@@ -10,11 +8,8 @@ converts the next one, so it receives a few small shards at a time, or one large
 
 from __future__ import annotations
 
-import math
 import os
 import re
-import shlex
-from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -26,16 +21,14 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from tasks.core.engines import map_groups
-from tasks.core.errors import DataError, TarmacError
+from tasks.core.errors import TarmacError
 from tasks.core.files import digest, disk_full_as_error, fsync_path
 from tasks.core.schema import Config, Dataset
 from tasks.core.screen import Progress
-from tasks.core.units import near
 from tasks.dataset import filters
-from tasks.dataset.building.catalogue import FILTERED, NAME, Catalogue, ListedSample
+from tasks.dataset.building.catalogue import NAME, Catalogue, ListedSample
 from tasks.dataset.building.check import measured_rules
 from tasks.dataset.building.fingerprint import members_digest
-from tasks.dataset.building.freshness import rejects_allowed
 from tasks.dataset.building.kept import KeptSamples, shards_to_keep_from
 from tasks.dataset.building.shard_plan import PlannedShard
 from tasks.dataset.building.sidecar import (
@@ -55,8 +48,9 @@ from tasks.dataset.building.staging import (
     tar_path,
     write_rules,
 )
+from tasks.dataset.building.tally import BudgetExceeded, BuildTally
 from tasks.dataset.modalities import MODALITIES, Modality
-from tasks.dataset.rejects import LINK_ROT, PASSING, TRANSIENT, Reject, printable, reject_lines
+from tasks.dataset.rejects import PASSING, TRANSIENT, Reject, printable
 from tasks.dataset.sources import Absent, Source, of_files, open_sources
 from tasks.dataset.sources.protocol import is_by_row
 from tasks.dataset.tables import write_batch
@@ -104,99 +98,6 @@ class Converted:
     samples: int
     rejects: Mapping[str, int]
     is_known: bool
-
-
-class BudgetExceeded(Exception):
-    """There are more rejects than the budget allows."""
-
-
-@dataclass
-class BuildTally:
-    """Counts samples and rejects during a build, and knows when the build is certain to exceed its budget.
-
-    In the order of key hashes the first shards are a random sample, so a build that must fail fails early.
-    `read` counts the raw samples and `containers` where they come from; `total` samples are to be converted.
-    The budget is `share`, the allowed share of rejects. It is unknown how many samples are lost with the
-    containers that are `cut_short`, so these count against the budget as a share of the containers.
-    """
-
-    read: int
-    share: float
-    total: int = 0
-    containers: int = 1
-    cut_short: int = 0
-    done: int = 0
-    rejects: Counter[str] = field(default_factory=Counter)
-    rejecting: list[int] = field(default_factory=list)
-    """The shards that hold rejects or filtered samples."""
-
-    def add(self, ordinal: int, samples: int, rejects: Mapping[str, int]) -> None:
-        self.done += samples
-        self.rejects.update({reason: number for reason, number in rejects.items() if reason != FILTERED})
-        if rejects:
-            self.rejecting.append(ordinal)
-
-    @property
-    def allowed(self) -> int:
-        """The number of rejects that the budget allows."""
-        return rejects_allowed(self.share, self.read)
-
-    @property
-    def is_exceeded(self) -> bool:
-        return self.rejects.total() > self.allowed or self._has_lost_containers
-
-    @property
-    def _has_lost_containers(self) -> bool:
-        return self.cut_short > self.share * self.containers
-
-    @property
-    def explanation(self) -> str:
-        """How the budget is exceeded, for the user."""
-        total, looked_at = self.rejects.total(), self.read - self.total + self.done
-        allowed = f"dataset.reject_budget ({self.share:.1%})"
-        if self._has_lost_containers:
-            return (
-                f"{self.cut_short:,} of {self.containers:,} tars or tables are cut short, and it is unknown "
-                f"how many samples are lost with them; that is more than {allowed} of these"
-            )
-        if looked_at < self.read:
-            return (
-                f"at least {total:,} of the {looked_at:,} samples looked at are rejected "
-                f"({total / looked_at:.1%}); stopped, because {allowed} allows {self.allowed:,} of the "
-                f"{self.read:,} read"
-            )
-        return f"{total:,} of {self.read:,} read are rejected ({total / self.read:.1%}), more than {allowed}"
-
-    def error(self, path: Path, is_private: bool, usual: Sequence[str]) -> DataError:
-        """Return the error that ends the build. It lists the rejects by reason from the table at `path`,
-        with their causes unless the data is private; `usual` are keys of arbitrary samples to compare them
-        with."""
-        lines = [
-            f"{self.explanation}; the current version stays as it was",
-            *reject_lines(path.parent, self.rejects, is_private, usual),
-            *self._about_addresses(),
-            f"  tarmac look {shlex.quote(near(path))} --rejects lists all; mend the sources and run again: "
-            "only these are redone",
-        ]
-        return DataError("\n".join(lines))
-
-    def _about_addresses(self) -> Iterator[str]:
-        """Say what to do where mostly addresses give no file: that is how old tables are, and no mistake."""
-        rotten = sum(self.rejects[reason] for reason in LINK_ROT)
-        if 2 * rotten > self.rejects.total():
-            looked_at = max(1, self.read - self.total + self.done)
-            share = min(1.0, math.ceil(20 * self.rejects.total() / looked_at + 1) / 20)
-            yield (
-                "  addresses rot with time, in old tables 20 to 40 % of them: to build from those that are "
-                f"left, set dataset.reject_budget: {share:.2f}; what was fetched is kept"
-            )
-
-
-def counted(config: Config, catalogue: Catalogue) -> BuildTally:
-    """Return a tally that starts with what the listing has found."""
-    share, containers = config.dataset.reject_budget, catalogue.container_count
-    cut_short, rejects = catalogue.fact("cut_short") or 0, Counter(catalogue.reasons())
-    return BuildTally(catalogue.read, share, catalogue.accepted, containers, cut_short, rejects=rejects)
 
 
 def convert_all(
@@ -255,7 +156,7 @@ def _of(ordinals: Sequence[int], shards: Mapping[int, Any]) -> dict[int, Any]:
 def workers_of(config: Config) -> int:
     """Return how many workers convert at once, as far as the config says."""
     engine = config.engine.for_build()
-    return (engine.jobs or 1 if engine.kind == "slurm" else 1) * (engine.workers or engine.cpus or 1)
+    return (engine.jobs or 4 if engine.kind == "slurm" else 1) * (engine.workers or engine.cpus or 1)
 
 
 def _groups(

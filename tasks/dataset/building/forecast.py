@@ -22,12 +22,13 @@ from tasks.dataset import layout
 from tasks.dataset.build_info import read_build_info
 from tasks.dataset.building.catalogue import Catalogue
 from tasks.dataset.building.changes import since
-from tasks.dataset.building.convert import Converter, converter, counted
+from tasks.dataset.building.convert import Converter, converter
 from tasks.dataset.building.fingerprint import another_converter, config_digest
 from tasks.dataset.building.freshness import is_for_the_same, unchanged
 from tasks.dataset.building.listing import SourceListing
 from tasks.dataset.building.shard_plan import PlannedShard
 from tasks.dataset.building.staging import known_shards, write_rules
+from tasks.dataset.building.tally import counted
 from tasks.dataset.manifest import read_manifest
 from tasks.dataset.sources.protocol import is_by_row
 from tasks.dataset.tar.writer import ShardWriter

@@ -19,6 +19,7 @@ import yaml
 from tasks.core.errors import DataError, UsageError
 from tasks.core.schema import Config
 from tasks.dataset.building.builder import build
+from tasks.dataset.building.convert import _groups
 from tasks.dataset.building.forecast import forecast
 from tasks.dataset.tables import ArrowBatches, read_table
 from tasks.dataset.verify.verifier import verify
@@ -243,3 +244,15 @@ def test_a_tenth_of_hanging_addresses_costs_one_wait_and_not_one_each(
     result = build(config)
     assert (result.accepted, result.rejects) == (2700, {"source.unreachable": 300})
     assert time.monotonic() - began < 120
+
+
+def test_tasks_that_fetch_grow_so_that_few_wait_for_their_slowest_address(tmp_path: Path) -> None:
+    config = raw.config(tmp_path, tmp_path / "out", workers=2)
+
+    class Planned:
+        accepted, planned, entry_bytes = 25_600, 100, 0
+
+    groups = list(_groups(config, Planned, range(100), fetches=True))  # type: ignore[arg-type]
+    assert [len(group) for group in groups] == [4, 4, 8, 8, 16, 16, 32, 12]
+    assert [ordinal for group in groups for ordinal in group] == list(range(100))
+    assert {len(group) for group in _groups(config, Planned, range(100), fetches=False)} <= {8, 4}  # type: ignore[arg-type]

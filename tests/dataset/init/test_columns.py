@@ -10,6 +10,7 @@ import pytest
 from tasks.core.errors import UsageError
 from tasks.dataset.building.builder import build
 from tasks.dataset.init import config_text, survey
+from tasks.dataset.init.survey import PlaceSurvey
 from tasks.loader.indexed import IndexedReader
 from tests.dataset import raw
 from tests.dataset.init.kinds import (
@@ -23,6 +24,7 @@ from tests.dataset.init.kinds import (
     taken,
     warnings,
 )
+from tests.picture_server import PictureServer, picture_server
 
 
 def test_columns_are_known_by_what_they_hold(tmp_path: Path) -> None:
@@ -182,3 +184,37 @@ def test_long_tables_are_not_read_to_their_end(tmp_path: Path, monkeypatch: pyte
     seen = survey("raw/captions.csv")
     assert seen.best.seen["path"].startswith("raw/captions.csv: about ")
     assert 4000 < seen.best.samples < 6000
+
+
+def addresses(folder: Path, server: PictureServer, fault: Callable[[int], str]) -> PlaceSurvey:
+    names = [f"{server.address}/{fault(n)}{n}.jpg" for n in range(20)]
+    raw.write_table(folder / "raw", [(name, f"a picture of number {n}", "") for n, name in enumerate(names)])
+    return survey("raw")
+
+
+def test_some_addresses_of_a_table_are_tried(tmp_path: Path) -> None:
+    with picture_server() as server:
+        seen = addresses(tmp_path, server, lambda number: "")
+        assert seen.best.seen["image"].endswith(
+            "web addresses, which the build fetches: 20 of 20 tried gave an image"
+        )
+        assert (seen.best.grade, seen.best.warnings) == (2, [])
+        assert "  reject_budget: 0.05 " in config_text(seen) and "shard: {samples: " in config_text(seen)
+        assert set(server.asked.values()) == {1}
+        faults = {0: "404/", 1: "404/", 2: "404/", 3: "503/", 4: "html/"}
+        seen = addresses(tmp_path, server, lambda number: faults.get(number, ""))
+    found = "15 of 20 tried gave an image, 3 gone, 1 without an answer, 1 gave something else"
+    assert seen.best.seen["image"].endswith(found)
+    assert warnings(seen) == (
+        f"5 of 20 addresses tried gave no image (127.0.0.1:{server.port} answers 404 Not Found): the build rejects "
+        "such rows, and reject_budget allows 40%"
+    )
+    assert "  reject_budget: 0.4 " in config_text(seen)
+
+
+def test_addresses_of_which_none_gives_an_image_are_no_good_source(tmp_path: Path) -> None:
+    with picture_server() as server:
+        seen = addresses(tmp_path, server, lambda number: "404/")
+    assert seen.best.grade == 0
+    none = f"none of 20 addresses tried gave an image: 127.0.0.1:{server.port} answers 404 Not Found"
+    assert warnings(seen) == none and "  reject_budget: 0.05 " in config_text(seen)
