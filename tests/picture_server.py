@@ -90,6 +90,13 @@ async def drip(writer: asyncio.StreamWriter, image: bytes) -> None:
         await asyncio.sleep(1)
 
 
+async def slow_head(writer: asyncio.StreamWriter, image: bytes) -> None:
+    for byte in b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n":
+        writer.write(bytes([byte]))
+        await writer.drain()
+        await asyncio.sleep(0.5)
+
+
 async def endless(writer: asyncio.StreamWriter, _: bytes) -> None:
     writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
     while True:
@@ -108,7 +115,7 @@ ANSWERS: dict[str, Answer] = {
     "loop": plain("302 Found", {"Location": "/loop/again.jpg"}, b""),
     "moved": plain("301 Moved", {"Location": "/1.jpg"}, b""),
     "huge": plain("200 OK", {"X": "x"}, bytes(40_000_000)),
-    **{one.__name__: one for one in (hang, reset, stall, short, drip, endless, limited)},
+    **{one.__name__: one for one in (hang, reset, stall, short, drip, slow_head, endless, limited)},
 }
 
 

@@ -96,6 +96,7 @@ def test_files_and_what_only_looks_like_one(server: PictureServer, fetcher: Addr
         ("hang", "STALL_S", "does not answer in time, tried 2 times"),
         ("stall", "STALL_S", "does not answer in time, tried 2 times"),
         ("drip", "TRY_S", "sends the file too slowly"),
+        ("slow_head", "TRY_S", "sends the file too slowly"),
     ],
 )
 def test_no_server_holds_an_address_for_long(
@@ -162,6 +163,10 @@ def test_a_host_that_wants_a_long_rest_is_not_waited_for(
     before = server.asked
     assert failure(fetcher, f"{address}/2.jpg") == found
     assert server.asked == before, "nor is it asked for anything else"
+    names = [f"{server.on('127.0.0.6')}/429h/{number}.jpg" for number in range(400)]
+    fetcher.announce(names, MOST)
+    assert {failure(fetcher, name)[0] for name in names} == {"unreachable"}
+    assert (server.asked - before).total() <= addresses.PER_HOST, "those that waited for it are not sent"
 
 
 def test_a_name_that_nobody_knows(
@@ -216,12 +221,13 @@ def test_an_address_of_several_samples_is_asked_for_once(
     assert server.asked["/1234.jpg"] == 1
 
 
+@pytest.mark.parametrize("limit", ["IN_MEMORY", "LARGE"])
 def test_a_full_disk_is_no_fault_of_an_address(
-    server: PictureServer, fetcher: AddressFetcher, monkeypatch: pytest.MonkeyPatch
+    limit: str, server: PictureServer, fetcher: AddressFetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(addresses, "IN_MEMORY", 0)
+    monkeypatch.setattr(addresses, limit, 1)
     full = open("/dev/full", "wb", buffering=0)  # noqa: SIM115 - the fetcher's
-    monkeypatch.setattr(addresses.tempfile, "TemporaryFile", lambda **_: full)
+    monkeypatch.setattr(addresses.tempfile, "TemporaryFile", lambda *_, **__: full)
     with pytest.raises(OSError, match="No space left"):
         fetcher.fetch(f"{server.address}/1.jpg", MOST)
 

@@ -129,7 +129,21 @@ def test_rehash_asks_for_everything_and_loses_nothing_to_a_dead_server(
         first = published(config)
         assert asked_by(server, config, rehash=True) == {f"/{number}.jpg": 1 for number in range(20)}
         assert set(other.asked.values()) == {2}
-    assert published(config, rehash=True).accepted == first.accepted == 40
+    third = published(config, rehash=True)
+    assert (third.accepted, third.shards_rewritten) == (first.accepted, 0) == (40, 0)
+
+
+def test_rehash_keeps_what_a_dead_server_had_beside_what_has_changed(
+    tmp_path: Path, server: PictureServer
+) -> None:
+    back = [f"{server.address}/until/1/404/{number}.jpg" for number in range(4)]
+    with picture_server() as other:
+        table(tmp_path, [*back, *(f"{other.address}/{number}.jpg" for number in range(12))])
+        config = raw.config(tmp_path / "raw", tmp_path / "out", splits={}, reject_budget=0.5)
+        assert published(config).accepted == 12
+        assert build(config).up_to_date, "what is gone is not asked for again"
+    again = published(config, rehash=True)
+    assert (again.accepted, again.rejects) == (16, {})
 
 
 def test_a_build_of_old_links_that_is_stopped_says_how_to_go_on(
