@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from tasks.core.schema.block import Block, Location
 
@@ -31,6 +31,25 @@ def require_groups(fields: Mapping[str, str]) -> None:
             raise ValueError(f"fields.{name} is not a regular expression: {error}") from None
         if groups < 1:
             raise ValueError(f"fields.{name} needs a group in parentheses; the first group is the value")
+
+
+TAB = ("\\t", "tab")
+"""How a tab may be written besides the character itself, which is invisible."""
+
+
+def _delimiter(value: str) -> str:
+    value = "\t" if value.lower() in TAB else value
+    if len(value) != 1 or value in '"\r\n':
+        raise ValueError(f"{value!r} is not one character such as ';', '|' or tab")
+    return value
+
+
+def _encoding(value: str) -> str:
+    try:
+        "a".encode(value)
+    except (LookupError, ValueError):
+        raise ValueError(f"{value!r} is no encoding of text; name one such as cp1252 or cp932") from None
+    return value
 
 
 class ImageFolderSource(Block):
@@ -67,9 +86,19 @@ class TableSource(Block):
     kind: Literal["table"]
     path: Location
     """A file, a folder with all tables below it, or a pattern such as `raw/{000..041}.parquet`."""
+    delimiter: Annotated[str, AfterValidator(_delimiter)] | None = None
+    """The character between the cells of a CSV or TSV, such as `';'` or `tab`; unless given, the first line
+    decides."""
+    encoding: Annotated[str, AfterValidator(_encoding)] | None = None
+    """The encoding of the text, under Python's name, such as `cp1252` or `cp932`; unless given, UTF-8, or
+    UTF-16 with its byte order mark."""
     image: str
     """Column with the image: a path relative to the table's folder, an address that the build fetches, or the
-    bytes (also as Hugging Face's `{bytes, path}`)."""
+    bytes (also as Hugging Face's `{bytes, path}`). Windows' backslashes are read too."""
+    root: Location | None = None
+    """The folder or address that image paths start at, instead of the table's folder. Absolute paths are then
+    those of another machine (`C:\\data\\img\\a.jpg`): the first one of which a file exists below root, with
+    folders left out at its front, decides how many are left out of all."""
     caption: str
     """Column with the caption. All other columns except columns of bytes go into the sample's `json`."""
     templates: Annotated[list[str], Field(min_length=1)] | None = None
@@ -212,7 +241,9 @@ class ChatSource(Block):
     a changed row counts as one removed and one added."""
 
 
-TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+TEXT_TABLES = (".csv", ".tsv", ".jsonl", ".ndjson")
+GZIP = ".gz"
+TABLES = (*TEXT_TABLES, ".parquet", *(suffix + GZIP for suffix in TEXT_TABLES))
 
 
 class Join(Block):

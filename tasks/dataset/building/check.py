@@ -10,7 +10,7 @@ from typing import Any
 from tasks.core.errors import UsageError
 from tasks.core.files import require_writable
 from tasks.core.patterns import base_folder, would_match
-from tasks.core.schema import Dataset, ShardsSource
+from tasks.core.schema import Dataset, ShardsSource, TableSource
 from tasks.core.schema import Source as SourceConfig
 from tasks.core.stores import is_remote
 from tasks.dataset import splits, versions
@@ -80,6 +80,7 @@ def _require_apart(dataset: Dataset) -> None:
                 f"dataset.output: {dataset.output} lies in the folder of the table {path}, so the raw data "
                 f"would look like a dataset; put it beside it, such as {beside(path)}"
             )
+    for path in (place for one in dataset.all_sources for place in (*_paths(one), *_roots(one))):
         if any(f"{os.path.realpath(path)}/".startswith(f"{output}/{name}/") for name in WORKED_IN):
             raise UsageError(
                 f"dataset.output: a build removes files in {dataset.output}, so the source {path} must not "
@@ -111,6 +112,11 @@ def _paths(source: SourceConfig) -> list[str]:
     """Return the paths of a source and of the tars that are joined to it."""
     joined = source.join if isinstance(source, ShardsSource) else []
     return [source.path, *(one.path for one in joined)]
+
+
+def _roots(source: SourceConfig) -> list[str]:
+    """Return the folder of a table's images where the config names it."""
+    return [source.root] if isinstance(source, TableSource) and source.root is not None else []
 
 
 def _require_known_sizes(dataset: Dataset) -> None:

@@ -105,9 +105,13 @@ def _sources(dataset: Dataset) -> list[Any]:
     return [_without_paths(source.model_dump(mode="json")) for source in dataset.all_sources]
 
 
+PLACES = ("path", "root")
+"""Keys of sources that name where raw data lie."""
+
+
 def _without_paths(block: Any) -> Any:
     if isinstance(block, dict):
-        return {key: _without_paths(value) for key, value in block.items() if key != "path"}
+        return {key: _without_paths(value) for key, value in block.items() if key not in PLACES}
     return [_without_paths(value) for value in block] if isinstance(block, list) else block
 
 

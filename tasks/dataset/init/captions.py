@@ -14,9 +14,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from tasks.core.stores import ABSENT, is_remote
+from tasks.core.stores import is_remote
 from tasks.core.units import count, counted
-from tasks.dataset.init.addresses import TriedAddresses, try_addresses
 from tasks.dataset.init.columns import (
     KEY_NAMES,
     MOST_DISTINCT,
@@ -30,7 +29,6 @@ from tasks.dataset.init.columns import (
     label_column,
 )
 from tasks.dataset.init.evidence import (
-    BUDGET,
     LOOKED_AT,
     ConfigKey,
     Grade,
@@ -42,6 +40,7 @@ from tasks.dataset.init.evidence import (
     shown,
     spread,
 )
+from tasks.dataset.init.image_places import is_image_there, place_of_images
 from tasks.dataset.init.inventory import IMAGES, Inventory, suffix_of
 from tasks.dataset.keys import stem
 from tasks.dataset.sources.fields import object_of
@@ -92,9 +91,13 @@ def without_captions(inventory: Inventory) -> str:
 
 def unused_table(inventory: Inventory, table: SurveyedTable) -> str:
     """Return why a table is no source."""
+    doubt, image = _header_doubt(inventory, table), image_column(table)
+    if not doubt and image is not None and caption_columns(table.columns, image):
+        place = place_of_images(inventory, table, image)
+        doubt = f"{shown(table.file)}: {place.problem}" if place.is_nowhere else ""
     lacking = "has no column of images (paths or bytes) with one of captions, or of conversations"
     columns = enumerate_names(list(table.columns), 12)
-    return _header_doubt(inventory, table) or f"{shown(table.file)} {lacking}; its columns: {columns}"
+    return doubt or f"{shown(table.file)} {lacking}; its columns: {columns}"
 
 
 def _of_table(inventory: Inventory, table: SurveyedTable) -> Reading | None:
@@ -106,91 +109,77 @@ def _of_table(inventory: Inventory, table: SurveyedTable) -> Reading | None:
     label = label_column(table, image, captions[0] if captions else None)
     if not captions and label is None:
         return None
-    tried, where, fix, grade = _examined(inventory, table, image)
-    warnings = [_header_doubt(inventory, table), fix]
-    source = [ConfigKey("kind", "table"), ConfigKey("path", table.path, table.described)]
+    place, doubt = place_of_images(inventory, table, image), _header_doubt(inventory, table)
+    if place.is_nowhere and not doubt:
+        return None
+    what, captioned, reservation = _caption_keys(table, image, captions, label)
     split_pattern = _split_pattern(table)
-    if split_pattern:
-        source.append(ConfigKey("fields", {"split": split_pattern}, "the tables are named after splits"))
-    source.append(ConfigKey("image", image.name, where))
+    source = [
+        ConfigKey("kind", "table"),
+        ConfigKey("path", table.path, table.described),
+        *_text_form(table, captions[0] if captions else label),
+        ConfigKey("fields", {"split": split_pattern}, "the tables are named after splits"),
+        ConfigKey("image", image.name, place.evidence),
+        ConfigKey("root", place.root, place.why),
+        *captioned,
+    ]
     labelled = None
     if label is not None:
         values = f"{len(label.values)} values{table.among}, {enumerate_names(list(label.values))}"
         labelled = ConfigKey("label", label.name, values)
-    if captions:
-        what, caption = "a table of images and captions", captions[0]
-        if caption.share("spaced") < 0.5:
-            warnings.append(f"{shown(caption.name)} holds single words rather than captions")
-        source.append(ConfigKey("caption", caption.name, _quoted(caption, table.among)))
-        source += [ConfigKey("caption", one.name, "would do as well", True) for one in captions[1:3]]
-        source += _key(table, image, caption)
-    elif label is not None:
-        what = "a table of images and classes"
-        why = "the captions, with {} for the class; write what fits your images"
-        source.append(ConfigKey("caption", label.name, "no column holds captions, so the class will do"))
-        source.append(ConfigKey("templates", ["a photo of a {}"], why))
-        if label.is_numeric:
-            numbers = f"{shown(label.name)} holds numbers ({enumerate_names(list(label.values))})"
-            fix = "put the classes' names there"
-            warnings.append(f"{numbers}, which mean nothing to a model of texts: {fix}")
-    warnings = list(filter(None, warnings))
+    warnings = list(filter(None, [doubt, place.problem, reservation]))
     rules = _image_rules({suffix_of(name) for name in image.values} if not image.is_binary else ())
     each = inventory.mean_size(inventory.of(IMAGES)) or USUAL_BYTES
     if image.is_binary:
         each = sum(map(inventory.size, table.files)) / max(table.rows, 1)
-    shards = propose_shards(table.rows, each, is_kept=rules.is_alternative and tried is None)
+    shards = propose_shards(table.rows, each, is_kept=rules.is_alternative and not place.is_fetched)
     dataset = [rules, *_splits(table, image, is_named=bool(split_pattern)), shards]
-    grade = min(grade, 1) if warnings else grade
+    source = [one for one in source if one.value not in (None, {"split": ""})]
+    grade = min(place.grade, 1) if warnings else place.grade
     reading = Reading("table", what, "image_text", table.rows, grade, source, dataset, warnings)
-    return replace(reading, label=labelled, reject_budget=BUDGET if tried is None else tried.budget)
+    return replace(reading, label=labelled, reject_budget=place.reject_budget)
+
+
+def _caption_keys(
+    table: SurveyedTable, image: ColumnCounts, captions: Sequence[ColumnCounts], label: ColumnCounts | None
+) -> tuple[str, list[ConfigKey], str]:
+    """Return what the table is, the keys of its captions, and a reservation about them."""
+    if captions:
+        first, *others = captions
+        source = [ConfigKey("caption", first.name, _quoted(first, table.among))]
+        source += [ConfigKey("caption", one.name, "would do as well", True) for one in others[:2]]
+        is_short = first.share("spaced") < 0.5
+        reservation = f"{shown(first.name)} holds single words rather than captions" if is_short else ""
+        return "a table of images and captions", [*source, *_key(table, image, first)], reservation
+    assert label is not None
+    why = "the captions, with {} for the class; write what fits your images"
+    source = [
+        ConfigKey("caption", label.name, "no column holds captions, so the class will do"),
+        ConfigKey("templates", ["a photo of a {}"], why),
+    ]
+    numbers = f"{shown(label.name)} holds numbers ({enumerate_names(list(label.values))})"
+    fix = "which mean nothing to a model of texts: put the classes' names there"
+    return "a table of images and classes", source, f"{numbers}, {fix}" if label.is_numeric else ""
+
+
+def _text_form(table: SurveyedTable, shows: ColumnCounts | None) -> Iterator[ConfigKey]:
+    """Yield the delimiter and the encoding where they are not the usual ones, with a text as it is read."""
+    if table.delimiter:
+        yield ConfigKey("delimiter", table.delimiter, f"between the cells of {shown(table.file)}")
+    if table.encoding is not None:
+        values = [value for value in (shows.values if shows is not None else ()) if not value.isascii()]
+        texts = ", ".join(f"“{shown(value, 48)}”" for value in values[:2])
+        yield ConfigKey("encoding", table.encoding, f"not UTF-8; so it reads {texts or 'other columns'}")
 
 
 def _header_doubt(inventory: Inventory, table: SurveyedTable) -> str:
     """Return what to do about a table whose first row names no columns; "" where it does."""
     for name in table.columns if suffix_of(table.file) in (".csv", ".tsv") else ():
-        is_image = suffix_of(name) in IMAGES and _is_there(inventory, table, name)
+        is_image = suffix_of(name) in IMAGES and is_image_there(inventory, table, name)
         if is_remote(name) or is_image:
             looks = f"the first row of {shown(table.file)} looks like data, as it holds {shown(name)}"
             return f"{looks}: add a line before it that names the columns"
     return ""
-
-
-def _examined(
-    inventory: Inventory, table: SurveyedTable, image: ColumnCounts
-) -> tuple[TriedAddresses | None, str, str, Grade]:
-    """Return what `_where_images_are` does, after the addresses that were tried if there are any."""
-    if image.is_binary or image.share("address") < 0.5:
-        return None, *_where_images_are(inventory, table, image)
-    tried = try_addresses(spread(list(image.values), LOOKED_AT))
-    return tried, tried.where, tried.fix, tried.grade
-
-
-def _where_images_are(
-    inventory: Inventory, table: SurveyedTable, image: ColumnCounts
-) -> tuple[str, str, Grade]:
-    """Return where the images are, what to mend, and how well they can be read."""
-    if image.is_binary:
-        return "the images themselves", "", 2
-    named = [name for name in spread(list(image.values), LOOKED_AT) if not is_remote(name)]
-    there = sum(_is_there(inventory, table, name) for name in named)
-    where = f"paths relative to the table's folder, {there} of {len(named)} looked at are there"
-    if 2 * there >= len(named):
-        return where, "", 2
-    column, first, end = shown(image.name), named[0], "/" + named[0].lstrip("./")
-    if "\\" in first:
-        return where, f"{column} holds paths with backslashes ({shown(first)}): write them with /", 0
-    folder = next((file.removesuffix(end) for file in inventory.of(IMAGES) if file.endswith(end)), None)
-    if folder is None:
-        return where, f"{shown(first)} is not there: paths in {column} start at the table's folder", 0
-    found = shown(posixpath.relpath(folder or ".", posixpath.dirname(table.file) or "."))
-    move = "move the table there, or write that before each path"
-    return where, f"{column} names {shown(first)}, which lies in {found}/: {move}", 0
-
-
-def _is_there(inventory: Inventory, table: SurveyedTable, name: str) -> bool:
-    """Whether an image that a table names is there."""
-    path = posixpath.normpath(posixpath.join(posixpath.dirname(table.file), name))
-    return inventory.store.stat(path) != ABSENT
 
 
 def _shares_images(image: ColumnCounts) -> bool:

@@ -6,26 +6,37 @@ the number of rows of a longer one is an estimate, except for Parquet, whose foo
 
 from __future__ import annotations
 
+import csv
 import json
 import posixpath
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
 from tasks.core.errors import TarmacError
-from tasks.core.schema.source import TABLES
-from tasks.core.stores import StoreUnreachable, is_remote, join_location
+from tasks.core.schema.source import GZIP, TABLES, TEXT_TABLES
+from tasks.core.stores import StoreUnreachable, is_remote, join_location, without_query
 from tasks.core.units import counted
+from tasks.dataset.init.encodings import encoding_of
 from tasks.dataset.init.evidence import enumerate_names, shown, spread
 from tasks.dataset.init.inventory import IMAGES, Inventory, config_path, suffix_of
-from tasks.dataset.sources.tabular import open_table
+from tasks.dataset.sources.tabular import (
+    DELIMITERS,
+    USUAL,
+    TextForm,
+    first_lines,
+    open_table,
+    table_suffix,
+)
 
 MOST_TABLES = 24
 MOST_ROWS = 20_000
 FEW_ROWS = 2_000
 """Rows to read of each table where there are many."""
+HEAD_BYTES = 4 << 20
+"""Bytes of a table by which its encoding is judged."""
 KEPT_ROWS = 200
 """Rows that are kept whole, so that nested cells can be examined."""
 MOST_DISTINCT = 500
@@ -123,7 +134,8 @@ class SurveyedTable:
     """A table, or several `files` with the same header that `path` covers together.
 
     `rows` counts those of all files and is exact unless `is_estimate`; `columns` and `kept` are from the
-    `looked_at` first rows. `problem` is why the table cannot be read, "" where it can.
+    `looked_at` first rows. `problem` is why the table cannot be read, "" where it can. `delimiter` and
+    `encoding` are set where they are other than a table's name and first bytes state.
     """
 
     files: Sequence[str]
@@ -134,6 +146,8 @@ class SurveyedTable:
     looked_at: int = 0
     kept: Sequence[Mapping[str, Any]] = ()
     problem: str = ""
+    delimiter: str = ""
+    encoding: str | None = None
 
     @property
     def file(self) -> str:
@@ -185,7 +199,8 @@ def survey_tables(inventory: Inventory) -> SurveyedTables:
     alike: dict[tuple[Any, ...], list[SurveyedTable]] = defaultdict(list)
     for one in each:
         if one.rows:
-            alike[*_folder_and_suffix(one.file), *one.columns].append(one)
+            form = one.delimiter, one.encoding
+            alike[*_folder_and_suffix(one.file), *form, *one.columns].append(one)
     joined = [_join(inventory, tables, set(files) - set(chosen)) for tables in alike.values()]
     return SurveyedTables(each, sorted(joined, key=lambda one: (-one.rows, one.path)))
 
@@ -193,8 +208,10 @@ def survey_tables(inventory: Inventory) -> SurveyedTables:
 def survey_table(inventory: Inventory, file: str, most_rows: int) -> SurveyedTable:
     """Read a table's first rows; Unreachable."""
     location, path = join_location(inventory.store.location, file), inventory.path(file)
+    form = TextForm()
     try:
-        table = open_table(location, "PATH", wanted=())
+        form = _form_of(location)
+        table = open_table(location, "PATH", wanted=(), form=form)
         columns = {name: ColumnCounts(name, name in table.binary) for name in table.columns}
         kept: list[Mapping[str, Any]] = []
         looked_at = characters = 0
@@ -209,11 +226,52 @@ def survey_table(inventory: Inventory, file: str, most_rows: int) -> SurveyedTab
     except (TarmacError, OSError) as error:
         problem = shown(str(error).replace(location, file).removeprefix("PATH: "), 160)
         return SurveyedTable([file], path, problem=problem)
+    found = SurveyedTable([file], path, columns, looked_at, False, looked_at, kept, encoding=form.encoding)
+    if table.delimiter != USUAL.get(suffix_of(file).removesuffix(GZIP), ""):
+        found = replace(found, delimiter=table.delimiter)
     if looked_at < most_rows or table.count is not None:
-        return SurveyedTable([file], path, columns, table.count or looked_at, False, looked_at, kept)
+        return replace(found, rows=table.count or looked_at)
     table.close()
-    rows = max(looked_at, round(inventory.size(file) * looked_at / max(characters, 1)))
-    return SurveyedTable([file], path, columns, rows, True, looked_at, kept)
+    rows = max(looked_at, round(_size(inventory, file) * looked_at / max(characters, 1)))
+    return replace(found, rows=rows, is_estimate=True)
+
+
+def _form_of(location: str) -> TextForm:
+    """Return the encoding and the delimiter of a table of text where its reader would not find them."""
+    suffix = table_suffix(without_query(location)).removesuffix(GZIP)
+    if suffix not in TEXT_TABLES:
+        return TextForm()
+    head = first_lines(location, "PATH", HEAD_BYTES)
+    encoding = encoding_of(head)
+    return TextForm(_delimiter(head, encoding, USUAL[suffix]) if suffix in USUAL else None, encoding)
+
+
+def _delimiter(head: bytes, encoding: str | None, usual: str) -> str | None:
+    """Return the delimiter that gives all first rows the same number of cells, more than any other does,
+    where the usual one stands in the header too and would be taken; else None."""
+    lines = head.decode(encoding or "utf-8-sig", "replace").splitlines(keepends=True)[:KEPT_ROWS]
+    if not lines or usual not in lines[0]:
+        return None
+    widths = {sign: _width(lines, sign) for sign in (usual, *DELIMITERS)}
+    best = max(widths, key=lambda sign: widths[sign])
+    return best if best != usual and widths[best] > 1 else None
+
+
+def _width(lines: Sequence[str], delimiter: str) -> int:
+    """Return the number of cells that all rows have; 0 where they differ."""
+    try:
+        widths = {len(cells) for cells in csv.reader(lines, delimiter=delimiter) if cells}
+    except csv.Error:
+        return 0
+    return widths.pop() if len(widths) == 1 else 0
+
+
+def _size(inventory: Inventory, file: str) -> int:
+    """Return the bytes of a table's content. A file of gzip ends with their number, modulo 2^32."""
+    size = inventory.size(file)
+    if not file.lower().endswith(GZIP):
+        return size
+    return max(size, int.from_bytes(inventory.store.read_end(file, 4), "little"))
 
 
 def _join(inventory: Inventory, tables: Sequence[SurveyedTable], unread: set[str]) -> SurveyedTable:
@@ -238,12 +296,13 @@ def _join(inventory: Inventory, tables: Sequence[SurveyedTable], unread: set[str
     is_estimate = len(tables) < len(files) or any(one.is_estimate for one in tables)
     kept = [fields for one in tables for fields in one.kept]
     looked_at = sum(one.looked_at for one in tables)
-    return SurveyedTable(files, path, columns, rows, is_estimate, looked_at, kept)
+    found = SurveyedTable(files, path, columns, rows, is_estimate, looked_at, kept)
+    return replace(found, delimiter=tables[0].delimiter, encoding=tables[0].encoding)
 
 
 def _folder_and_suffix(file: str) -> tuple[str, str]:
     """Return both as they are written."""
-    return posixpath.dirname(file), posixpath.splitext(file)[1]
+    return posixpath.dirname(file), file[len(file) - len(suffix_of(file)) :]
 
 
 def image_column(table: SurveyedTable) -> ColumnCounts | None:

@@ -334,10 +334,17 @@ def _tables_about(
             unused.append(shown(table.path))
         else:
             chosen[table.role] = joined
-    warnings = around.notes
+    warnings = [*around.notes, *(_recode(table.table) for table in tables if table.table.encoding)]
     if unused:
         warnings.append(f"not used, as other tables name these volumes: {enumerate_names(unused)}")
     return chosen, warnings
+
+
+def _recode(table: SurveyedTable) -> str:
+    """Return what to do about a table in another encoding than UTF-8, which no key of volumes states."""
+    name = shown(table.file)
+    command = f"iconv -f {table.encoding} -t utf-8 {name} > NEW"
+    return f"{name} is {table.encoding}, and the tables of volumes must be UTF-8: {command}"
 
 
 def _tables_around(inventory: Inventory) -> list[SurveyedTable]:

@@ -15,7 +15,8 @@ from tasks.dataset.rejects import Reject
 MOST_NESTED = 100
 """Levels of nested lists and objects; far below what a deep stack allows, so that the result is the same
 wherever the JSON is read."""
-RECODE = "; if it is Windows-1252: iconv -f cp1252 -t utf-8 OLD > NEW"
+WINDOWS = "it is Windows-1252"
+RECODE = f"; if {WINDOWS}: iconv -f cp1252 -t utf-8 OLD > NEW"
 """The fix for a text in another encoding, which spreadsheets on Windows write."""
 NOT_A_TEXT = ("nan", "NaN")
 """How data frames write a missing text into CSV; in other formats it is the number."""
@@ -57,13 +58,14 @@ class Lookup:
         return [value.decode("utf-8", "surrogatepass") for (value,) in found]
 
 
-def text_of(value: Any) -> bytes:
-    """Return a caption's cell as UTF-8; Reject when there is none, or its bytes were something else."""
+def text_of(value: Any, fix: str = RECODE) -> bytes:
+    """Return a caption's cell as UTF-8; Reject when there is none, or its bytes were something else, which
+    the `fix` ends."""
     if value is None or value != value or value in NOT_A_TEXT:
         raise Reject("caption.missing", "the row has no caption")
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise Reject("caption.missing", f"a {type(value).__name__} where a text belongs")
-    return _encoded(str(value))
+    return _encoded(str(value), fix)
 
 
 def filled(templates: Sequence[str], label: str, sample: str) -> str:
@@ -72,7 +74,7 @@ def filled(templates: Sequence[str], label: str, sample: str) -> str:
     return templates[int.from_bytes(drawn, "big") % len(templates)].replace("{}", label)
 
 
-def to_json(value: Any) -> bytes:
+def to_json(value: Any, fix: str = "") -> bytes:
     """Return canonical JSON in UTF-8, with null for NaN and Infinity, as JSON lacks both. Reject bad text."""
     try:
         try:
@@ -81,7 +83,7 @@ def to_json(value: Any) -> bytes:
             text = _canonical(_finite(value))
         return text.encode()
     except UnicodeEncodeError:
-        raise Reject("caption.encoding", "a further column of the row is not UTF-8") from None
+        raise Reject("caption.encoding", f"a further column of the row is not UTF-8{fix}") from None
 
 
 def as_member(value: Any) -> bytes:
@@ -137,11 +139,11 @@ def _raw(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _encoded(text: str) -> bytes:
+def _encoded(text: str, fix: str = RECODE) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise Reject("caption.encoding", f"not UTF-8 at character {error.start + 1}{RECODE}") from None
+        raise Reject("caption.encoding", f"not UTF-8 at character {error.start + 1}{fix}") from None
 
 
 def _finite(value: Any) -> Any:

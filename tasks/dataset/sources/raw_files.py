@@ -70,7 +70,9 @@ PROBLEMS: Mapping[Problem, Reason] = {
     "unreachable": "source.unreachable",
     "too_large": "image.too_large",
 }
-BACKSLASHES = "; paths with backslashes are those of Windows: write them with /"
+_DRIVE = re.compile(r"[A-Za-z]:(?=[/\\])")
+MOST_TRIED = 100
+"""Absolute paths to try for one that leads below the root."""
 Answer = TypeVar("Answer")
 
 
@@ -311,15 +313,21 @@ def public_name(base: str, name: str) -> str:
 
 
 class LinkedFiles:
-    """Files that a table names: relative to its folder, or by an address of their own.
+    """Files that a table names: relative to its folder or to a `root`, or by an address of their own.
+
+    A path may have Windows' backslashes. With a root, an absolute path is one of another machine: as many of
+    its folders are left out at its front as the first one requires of which a file is there.
 
     An address may hold a signature or a password, which only `with_stats` and `read` need: `name` returns the
     whole address where the file lies outside the source, `public_name` the part that people may see.
     """
 
-    def __init__(self, store: Store, config_key: str) -> None:
-        self._store = store
+    def __init__(self, store: Store, config_key: str, root: str = "") -> None:
+        self.store = self._store = store
         self._config_key = config_key
+        self._root = redact(root)
+        self._left_out: int | None = None
+        self._tried = 0
         self._is_remote = is_remote(store.location)
         self._base = store.location.rstrip("/") + "/"
         self._fetcher: AddressFetcher | None = None
@@ -331,13 +339,31 @@ class LinkedFiles:
         for files within it."""
         if is_remote(written):
             return written.removeprefix(self._base)
-        if folder and not written.startswith("/"):
-            written = f"{folder}/{written}"
+        below = f"{folder}/" if folder and not self._root else ""
+        if "\\" in written and (self._is_remote or self._store.stat(below + written) == ABSENT):
+            written = written.replace("\\", "/")
+        if self._root:
+            written = self._below_root(written)
+        elif not written.startswith("/") and not _DRIVE.match(written):
+            written = below + written
         if "/" not in written:
             return written
         if self._is_remote:
             return posixpath.normpath(written.lstrip("/"))
         return os.path.normpath(written).removeprefix(self._base)
+
+    def _below_root(self, written: str) -> str:
+        """Return a path relative to the root, of an absolute one without the folders at its front."""
+        path = _DRIVE.sub("", written)
+        if not path.startswith("/"):
+            return path
+        parts = [part for part in path.split("/") if part]
+        if self._left_out is None and self._tried < MOST_TRIED:
+            self._tried += 1
+            tails = ("/".join(parts[count:]) for count in range(len(parts)))
+            found = (count for count, tail in enumerate(tails) if self._store.stat(tail) != ABSENT)
+            self._left_out = next(found, None)
+        return "/".join(parts[self._left_out or 0 :])
 
     def public_name(self, name: str) -> str:
         return public_name(self._base, name)
@@ -378,7 +404,7 @@ class LinkedFiles:
             try:
                 return read_file(self._store, name, limit)
             except Absent as absent:
-                raise Absent(f"{absent.detail}: {name!r}{BACKSLASHES if chr(92) in name else ''}") from None
+                raise Absent(f"{absent.detail}: {self._looked_for(name)}") from None
         if not is_valid(name):
             raise Absent("no valid address")
         if is_web(name):
@@ -403,6 +429,14 @@ class LinkedFiles:
             return self._fetcher.fetch(address, limit)
         except Unfetched as failed:
             raise Reject(PROBLEMS[failed.problem], str(failed)) from None
+
+    def _looked_for(self, name: str) -> str:
+        """Return a missing file as it was looked for, and how its path is mended."""
+        if self._root:
+            return repr(f"{self._root.rstrip('/')}/{name}")
+        is_whole = name.startswith("/") or _DRIVE.match(name)
+        fix = "; if that is another machine's path, give its source a root, the folder of the images here"
+        return repr(name) + (fix if is_whole else "")
 
     def _stat(self, name: str) -> ObjectStat | Reject:
         try:

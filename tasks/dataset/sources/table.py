@@ -9,6 +9,7 @@ address; everywhere else, including keys, it is cut (`tasks.core.stores.address_
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,19 +19,20 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tasks.core.errors import DataError, UsageError
+from tasks.core.folders import open_store
 from tasks.core.patterns import base_folder
 from tasks.core.schema import Dataset, TableSource
 from tasks.core.schema.source import TABLES
-from tasks.core.stores import ObjectStat, address_key, is_remote
+from tasks.core.stores import ObjectStat, absolute_location, address_key, is_remote
 from tasks.dataset.filters import passes
 from tasks.dataset.formats.images import largest_bytes
 from tasks.dataset.keys import stem
 from tasks.dataset.modalities import rules_on_fields
 from tasks.dataset.rejects import Reason, Reject
-from tasks.dataset.sources.fields import TableRow, filled, is_nothing, row_text, text_of, to_json
+from tasks.dataset.sources.fields import WINDOWS, TableRow, filled, is_nothing, row_text, text_of, to_json
 from tasks.dataset.sources.protocol import Container, RawSample, fault_of
 from tasks.dataset.sources.raw_files import Files, LinkedFiles, SourceCheck
-from tasks.dataset.sources.tabular import OpenTable, open_table, require
+from tasks.dataset.sources.tabular import OpenTable, TextForm, open_table, require
 from tasks.dataset.tar.format import Members, span_bytes
 
 if TYPE_CHECKING:
@@ -48,6 +50,9 @@ class TableImages:
         self._config = config
         self._config_key = config_key
         self._files = Files(config.path, TABLES, f"{config_key}.path")
+        self._form = TextForm(config.delimiter, config.encoding)
+        given = f" (it is read as {config.encoding})"
+        self._fix = given if config.encoding else f"; if {WINDOWS}, give its source encoding: cp1252"
         self._filter = rules_on_fields(dataset)
         self._limit = largest_bytes(dataset.image)
         self._keys = [config.key] if isinstance(config.key, str) else config.key or []
@@ -60,7 +65,8 @@ class TableImages:
 
     @cached_property
     def location(self) -> str:
-        return base_folder(self._config.path)
+        base, root = base_folder(self._config.path), self._config.root
+        return base if root is None else f"{base} with images in {absolute_location(root)}"
 
     @property
     def is_sequential(self) -> bool:
@@ -76,6 +82,7 @@ class TableImages:
             columns.update(dict.fromkeys(table.columns))
         for key, name in self._asked:
             require(key, name, list(columns), self._first.name)
+        self._require_root()
         return list(columns)
 
     def containers(self) -> Iterator[Container]:
@@ -96,7 +103,7 @@ class TableImages:
     def read(self, file: str, content: str) -> Members:
         row = json.loads(content)
         written = row[self._config.image]
-        with SourceCheck(self._files.store):
+        with SourceCheck(self._images.store):
             beside = self._beside(row)
             image = self._images.read(written if is_remote(written) else file, self._limit)
         return {**beside, "image": image}
@@ -109,9 +116,23 @@ class TableImages:
         # The row as ASCII JSON is at least as long as the caption and the rest of the row in UTF-8.
         return span_bytes([max(size, 0), len(content), 0, 512])
 
+    def _require_root(self) -> None:
+        """UsageError for a root that is not there, or that no path starts at."""
+        root, key = self._config.root, f"{self._config_key}.root"
+        if root is None:
+            return
+        if self.is_sequential:
+            raise UsageError(f"{key}: the table holds the images themselves; remove the key")
+        if not is_remote(root) and not os.path.isdir(root):
+            raise UsageError(f"{key}: there is no folder {root}; paths start at the working directory")
+
     @cached_property
     def _images(self) -> LinkedFiles:
-        return LinkedFiles(self._files.store, f"{self._config_key}.path")
+        root = self._config.root
+        if root is None:
+            return LinkedFiles(self._files.store, f"{self._config_key}.path")
+        key = f"{self._config_key}.root"
+        return LinkedFiles(open_store(root, key), key, root)
 
     @cached_property
     def _first(self) -> OpenTable:
@@ -124,7 +145,8 @@ class TableImages:
 
     def _open(self, name: str) -> OpenTable:
         location = self._files.location(name)
-        table = open_table(location, f"{self._config_key}.path", self._wanted, self._config.image)
+        key, form = f"{self._config_key}.path", self._form
+        table = open_table(location, key, self._wanted, self._config.image, form=form)
         fields = self._fields_of(name, table)
         if not fields:
             return table
@@ -207,7 +229,7 @@ class TableImages:
 
     def _beside(self, row: dict[str, Any]) -> dict[str, bytes]:
         """Return the members other than the image; Reject."""
-        caption, templates = text_of(row.get(self._config.caption)), self._config.templates
+        caption, templates = text_of(row.get(self._config.caption), self._fix), self._config.templates
         if templates is not None:
             caption = filled(templates, caption.decode(), row_text(row)).encode()
         else:
@@ -215,7 +237,7 @@ class TableImages:
         members = {"txt": caption}
         row.pop(self._config.image)
         if row:
-            members["json"] = to_json(row)
+            members["json"] = to_json(row, self._fix)
         return members
 
     def _key(self, fields: Mapping[str, Any]) -> str:

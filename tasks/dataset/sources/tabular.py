@@ -1,9 +1,10 @@
 """Rows of CSV, TSV, JSON lines and Parquet files, local or remote, as dictionaries with the line of each.
 
-Rows are streamed: a table of any length takes the memory of a short one. A text file is UTF-8, or UTF-16
-where its byte order mark indicates that; bytes that are not UTF-8 are kept (as lone surrogates), so that one
-bad caption costs one sample and not the table. The cells of a CSV may also be separated by semicolons, tabs
-or bars, as spreadsheets and databases write them: its first line decides. A table with a broken structure,
+Rows are streamed: a table of any length takes the memory of a short one, also where gzip has compressed it. A
+text file is UTF-8, UTF-16 where its byte order mark indicates that, or in the encoding that the config
+states; bytes that are none of its characters are kept (as lone surrogates), so that one bad caption costs one
+sample and not the table. The cells of a CSV may also be separated by semicolons, tabs or bars, as
+spreadsheets and databases write them: its first line decides, or the config. A table with a broken structure,
 such as a CSV's quote that never ends, is an error, since guessing where its rows end would lose samples
 silently. A cell or line of excessive length, which would not fit into memory, is an error too.
 
@@ -17,19 +18,21 @@ from __future__ import annotations
 
 import codecs
 import csv
+import gzip
 import io
 import re
+import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO, cast
 
 from tasks.core.errors import DataError, UsageError, instead
 from tasks.core.folders import open_store
-from tasks.core.schema.source import TABLES
+from tasks.core.schema.source import GZIP, TABLES, TEXT_TABLES
 from tasks.core.stores import StoreUnreachable, redact, split_location, without_query
 from tasks.dataset.rejects import Reject
-from tasks.dataset.sources.fields import RECODE, TableRow, parse_json
+from tasks.dataset.sources.fields import RECODE, WINDOWS, TableRow, parse_json
 from tasks.dataset.sources.raw_files import unreachable
 from tasks.dataset.tar.format import LFS, LFS_POINTER
 
@@ -38,9 +41,28 @@ MOST_COLUMNS = 10_000
 LONGEST_CELL = 16 << 20
 LONGEST_LINE = 64 << 20
 """In characters."""
+USUAL = {".csv": ",", ".tsv": "\t"}
+"""The delimiter that the suffix of a table of cells names."""
 DELIMITERS = ",\t;|"
 csv.field_size_limit(LONGEST_CELL)
 _QUOTED = re.compile('"[^"]*"?')
+_NO_GZIP = (gzip.BadGzipFile, zlib.error, EOFError)
+"""What reading a compressed file raises where it is cut or damaged."""
+
+
+@dataclass(frozen=True)
+class TextForm:
+    """How a table of text is written, as far as the config states it."""
+
+    delimiter: str | None = None
+    encoding: str | None = None
+
+    def require_text(self, config_key: str, place: str, is_text: bool, has_cells: bool) -> None:
+        """UsageError for a key that a table of this kind cannot follow."""
+        if self.encoding is not None and not is_text:
+            raise UsageError(f"{config_key}.encoding: {place} is no text; remove the key")
+        if self.delimiter is not None and not has_cells:
+            raise UsageError(f"{config_key}.delimiter: {place} has no cells with a delimiter; remove the key")
 
 
 @dataclass(frozen=True)
@@ -57,6 +79,8 @@ class OpenTable:
     """The number of rows, where it is known before they are read."""
     close: Callable[[], None] = lambda: None
     """Closes the file for a caller that reads no rows; reading them to their end closes it too."""
+    delimiter: str = ""
+    """The character between the cells of a text file."""
 
     @property
     def name(self) -> str:
@@ -69,18 +93,58 @@ def open_table(
     wanted: Collection[str] | None = None,
     image: str | None = None,
     place: str = "",
+    form: TextForm | None = None,
 ) -> OpenTable:
     """Open a table by its suffix; UsageError naming `config_key` when it is not a table, DataError when it
     cannot be read as one. Errors name it as `place`, which defaults to its location.
 
     Columns of bytes other than `image` are left out. The columns of JSON lines are those of all rows; with
-    `wanted` names, only as many rows are read as it takes to find these.
+    `wanted` names, only as many rows are read as it takes to find these. A `form` is given where the config
+    has keys for it.
     """
     place = place or redact(str(location))
-    suffix = PurePath(without_query(str(location))).suffix.lower()
-    if suffix not in TABLES:
+    suffix = table_suffix(without_query(str(location)))
+    if not suffix:
         raise UsageError(f"{config_key}: {place} is none of {', '.join(TABLES)}; convert it to one")
-    folder, name = split_location(str(location))
+    kind = suffix.removesuffix(GZIP)
+    has_cells = kind in USUAL
+    if form is not None:
+        form.require_text(config_key.removesuffix(".path"), place, kind in TEXT_TABLES, has_cells)
+    file, beginning = _opened(str(location), config_key, place, suffix)
+    if kind == ".parquet":
+        from tasks.dataset.sources.parquet import ParquetRows  # here, so that text is listed without Arrow
+
+        rows = ParquetRows(place, file, image, wanted)
+        return OpenTable(place, rows.columns, iter(rows), rows.binary, count=rows.count, close=file.close)
+    text = _text(file, beginning, "" if has_cells else "\n", form.encoding if form is not None else None)
+    if has_cells:
+        return _open_cells(place, text, USUAL[kind], form)
+    return _open_jsonl(place, text, wanted, form)
+
+
+def first_lines(location: str, config_key: str, most: int) -> bytes:
+    """Return the whole lines among the first `most` bytes of a table of text, unpacked; raises as
+    `open_table` does."""
+    place, suffix = redact(location), table_suffix(without_query(location))
+    file, _ = _opened(location, config_key, place, suffix)
+    with file:
+        try:
+            content = file.read(most)
+        except _NO_GZIP as error:
+            raise _not_unpacked(place, error) from None
+        except OSError as error:
+            raise unreachable(place, error) from None
+    return content if len(content) < most else content[: content.rfind(b"\n") + 1]
+
+
+def table_suffix(name: str) -> str:
+    """Return the suffix of a table's name in lower case, such as `.csv.gz`; "" if it is no table's."""
+    return max((suffix for suffix in TABLES if name.lower().endswith(suffix)), key=len, default="")
+
+
+def _opened(location: str, config_key: str, place: str, suffix: str) -> tuple[BinaryIO, bytes]:
+    """Return the open file at its beginning, unpacked as it is read, and its first bytes."""
+    folder, name = split_location(location)
     try:
         file = open_store(folder, config_key).open(name, in_order=suffix != ".parquet")
     except StoreUnreachable:
@@ -93,20 +157,41 @@ def open_table(
     try:
         beginning = file.read(len(LFS))
         file.seek(0)
+        if beginning == LFS:
+            raise DataError(f"{place} is {LFS_POINTER}")
+        if suffix.endswith(GZIP):
+            file = cast(BinaryIO, _Unzipped(file))
+            beginning = file.read(len(LFS))
+            file.seek(0)
+    except _NO_GZIP as error:
+        file.close()
+        raise _not_unpacked(place, error) from None
     except OSError as error:
         file.close()
         raise unreachable(place, error) from None
-    if beginning == LFS:
+    except DataError:
         file.close()
-        raise DataError(f"{place} is {LFS_POINTER}")
-    if suffix == ".parquet":
-        from tasks.dataset.sources.parquet import ParquetRows  # here, so that text is listed without Arrow
+        raise
+    return file, beginning
 
-        rows = ParquetRows(place, file, image, wanted)
-        return OpenTable(place, rows.columns, iter(rows), rows.binary, count=rows.count, close=file.close)
-    if suffix in (".csv", ".tsv"):
-        return _open_cells(place, _text(file, beginning, ""), "," if suffix == ".csv" else "\t")
-    return _open_jsonl(place, _text(file, beginning, "\n"), wanted)
+
+class _Unzipped(gzip.GzipFile):
+    """The decompressed content of a file, which is closed with it."""
+
+    def __init__(self, packed: BinaryIO) -> None:
+        super().__init__(fileobj=packed, mode="rb")
+        self._packed = packed
+
+    def close(self) -> None:
+        super().close()
+        self._packed.close()
+
+
+def _not_unpacked(place: str, error: Exception, line: int = 1) -> DataError:
+    """Return the error about a file that gzip cannot read from that line on."""
+    if line == 1 and isinstance(error, gzip.BadGzipFile):
+        return DataError(f"{place} is not compressed by gzip; rename it without .gz if it is text")
+    return DataError(f"{place}: line {line} and on cannot be unpacked: {error}; download it again")
 
 
 def require(config_key: str, name: str, columns: Sequence[str], where: str) -> None:
@@ -139,8 +224,9 @@ def _delimiter(place: str, text: TextIO, usual: str) -> str:
     return most if most in header else usual
 
 
-def _open_cells(place: str, text: TextIO, usual: str) -> OpenTable:
-    delimiter = _delimiter(place, text, usual)
+def _open_cells(place: str, text: TextIO, usual: str, form: TextForm | None) -> OpenTable:
+    stated = form.delimiter if form is not None else None
+    delimiter = stated or _delimiter(place, text, usual)
     has_quotes = True
     if usual == delimiter == "\t":
         has_quotes = _is_quoted(_lines(place, text))
@@ -150,7 +236,7 @@ def _open_cells(place: str, text: TextIO, usual: str) -> OpenTable:
     if header is None:
         raise DataError(f"{place} is empty; its first line names the columns")
     columns = header[1]
-    _require_text(place, "".join(columns))
+    _require_text(place, "".join(columns), form)
     for name in columns:
         if columns.count(name) > 1:
             raise DataError(f"{place}: two columns are named {name!r}; rename one")
@@ -161,7 +247,7 @@ def _open_cells(place: str, text: TextIO, usual: str) -> OpenTable:
         else TableRow(line, {}, f"{len(cells)} {too_many}")
         for line, cells in rows
     )
-    return OpenTable(place, columns, named, close=text.close)
+    return OpenTable(place, columns, named, close=text.close, delimiter=delimiter)
 
 
 def _csv_rows(place: str, text: TextIO, delimiter: str) -> Iterator[tuple[int, list[str]]]:
@@ -204,9 +290,9 @@ def _tsv_rows(place: str, text: TextIO) -> Iterator[tuple[int, list[str]]]:
                 yield number, cells
 
 
-def _open_jsonl(place: str, text: TextIO, wanted: Collection[str] | None) -> OpenTable:
+def _open_jsonl(place: str, text: TextIO, wanted: Collection[str] | None, form: TextForm | None) -> OpenTable:
     columns: dict[str, None] = {}
-    for row in _jsonl_rows(place, text):
+    for row in _jsonl_rows(place, text, form):
         columns.update(dict.fromkeys(row.fields))
         if len(columns) > MOST_COLUMNS:
             raise DataError(f"{place}:{row.line}: more than {MOST_COLUMNS:,} names of columns so far")
@@ -216,15 +302,15 @@ def _open_jsonl(place: str, text: TextIO, wanted: Collection[str] | None) -> Ope
 
     def rows() -> Iterator[TableRow]:
         with text:
-            yield from _jsonl_rows(place, text)
+            yield from _jsonl_rows(place, text, form)
 
     return OpenTable(place, list(columns), rows(), columns_vary=True, close=text.close)
 
 
-def _jsonl_rows(place: str, text: TextIO) -> Iterator[TableRow]:
+def _jsonl_rows(place: str, text: TextIO, form: TextForm | None) -> Iterator[TableRow]:
     for number, line in enumerate(_lines(place, text), 1):
         if number == 1:
-            _require_text(place, line[:2])
+            _require_text(place, line[:2], form)
         if not line.strip():
             continue
         try:
@@ -247,19 +333,31 @@ def _lines(place: str, file: TextIO) -> Iterator[str]:
     except UnicodeDecodeError as error:
         problem = f"line {number + 1} and on is not {error.encoding}"
         raise DataError(f"{place}: {problem}; save it as UTF-8") from None
+    except _NO_GZIP as error:
+        raise _not_unpacked(place, error, number + 1) from None
     except OSError as error:
         raise unreachable(place, error, f"line {number + 1} and on cannot be read") from None
 
 
-def _require_text(place: str, start: str) -> None:
-    """DataError when the first line is UTF-16 without a byte order mark, or no Unicode at all."""
-    if "\0" in start or any("\udc80" <= char <= "\udcff" for char in start):
-        raise DataError(f"{place} is not UTF-8; save it as UTF-8{'' if chr(0) in start else RECODE}")
+def _require_text(place: str, start: str, form: TextForm | None) -> None:
+    """DataError when the first line is UTF-16 without a byte order mark, or not in its encoding at all."""
+    is_wide = "\0" in start
+    if not is_wide and not any("\udc80" <= char <= "\udcff" for char in start):
+        return
+    if form is None:
+        raise DataError(f"{place} is not UTF-8; save it as UTF-8{'' if is_wide else RECODE}")
+    if form.encoding is not None:
+        raise DataError(f"{place} is not {form.encoding}; mend encoding: in its source")
+    likely = "encoding: utf-16-le" if is_wide else f"encoding: cp1252 if {WINDOWS}"
+    raise DataError(f"{place} is not UTF-8; give its source the right encoding, such as {likely}")
 
 
-def _text(file: BinaryIO, beginning: bytes, newline: str) -> TextIO:
-    """Return the file as text, in the encoding that its byte order mark names. Only UTF-16 that ends within a
-    character raises an error when it is read; other bytes that are no Unicode become lone surrogates."""
-    if beginning.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return io.TextIOWrapper(file, encoding="utf-16", errors="surrogatepass", newline=newline)
-    return io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline=newline)
+def _text(file: BinaryIO, beginning: bytes, newline: str, stated: str | None) -> TextIO:
+    """Return the file as text, in the encoding that the config states or its byte order mark names. Only
+    UTF-16 that ends within a character raises an error when it is read; other bytes that are no characters
+    become lone surrogates."""
+    has_mark = beginning.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    name = codecs.lookup(stated or ("utf-16" if has_mark else "utf-8-sig")).name
+    errors = "surrogatepass" if name.startswith(("utf-16", "utf-32")) else "surrogateescape"
+    encoding = "utf-8-sig" if name == "utf-8" else name
+    return io.TextIOWrapper(cast(Any, file), encoding=encoding, errors=errors, newline=newline)

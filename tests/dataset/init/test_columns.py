@@ -62,14 +62,19 @@ def test_a_table_that_is_of_no_use_beside_class_folders_is_named(tmp_path: Path)
     seen = survey("raw")
     assert seen.best.is_guess
     assert "not used: sizes.csv has no column of images" in warnings(seen)
-    assert "images/0.png is not there: paths in file start at the table's folder" in warnings(seen)
+    said = "not used: captions.csv: file names images that are not there, such as images/0.png (0 of 1 looked"
+    assert said in warnings(seen)
 
 
 def test_images_that_lie_elsewhere_are_found(tmp_path: Path) -> None:
     pngs(tmp_path / "raw" / "pictures")
     raw.write_table(tmp_path / "raw", [(f"{n}.png", f"picture number {n}", "") for n in range(6)])
-    assert "0 of 6 looked at are there" in survey("raw/captions.csv").best.seen["image"]
-    assert "which lies in pictures/" in warnings(survey("raw"))
+    for place in ("raw", "raw/captions.csv"):
+        seen = survey(place)
+        assert seen.best.seen["root"] == (
+            "raw/pictures: 6 of 6 looked at are there, and 0 below the table's folder"
+        )
+        assert warnings(seen) == "" and taken(config_of(seen, tmp_path)) == 6
 
 
 def test_a_table_goes_before_captions_beside_and_both_are_named(tmp_path: Path) -> None:
@@ -93,6 +98,7 @@ def test_captions_for_more_images_go_before_a_table_of_few(tmp_path: Path) -> No
 def test_a_column_of_named_classes_becomes_a_zero_shot_task(label: str, task: str, tmp_path: Path) -> None:
     """Numbers of classes are no names, and captions alone become a retrieval task."""
     rows = [(f"{n:04d}.png", f"picture {n}", label.format(n % 3)) for n in range(60)]
+    raw.pictures(tmp_path / "raw", 60)
     raw.write_table(tmp_path / "raw", rows)
     config = config_of(survey("raw"), tmp_path)
     assert config.evaluate is not None and config.evaluate.tasks[0].kind == task
@@ -172,6 +178,8 @@ def test_figures_cover_all_tables_looked_at_and_name_their_number_of_rows(
         path = raw.write_table(tmp_path / f"{part}", rows)
         (tmp_path / "raw").mkdir(exist_ok=True)
         path.rename(tmp_path / "raw" / f"{part}.csv")
+        for name, _, _ in rows:
+            (tmp_path / "raw" / name).touch()
     seen = survey("raw")
     different = 120 if limit == "MOST_ROWS" else 240
     assert seen.best.seen["caption"].endswith(f", {different} different{among}")
@@ -181,6 +189,8 @@ def test_figures_cover_all_tables_looked_at_and_name_their_number_of_rows(
 def test_long_tables_are_not_read_to_their_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tasks.dataset.init.columns.MOST_ROWS", 100)
     raw.write_table(tmp_path / "raw", [(f"{n}.png", f"picture number {n}", "x") for n in range(5000)])
+    for n in range(200):
+        (tmp_path / "raw" / f"{n}.png").touch()
     seen = survey("raw/captions.csv")
     assert seen.best.seen["path"].startswith("raw/captions.csv: about ")
     assert 4000 < seen.best.samples < 6000

@@ -151,8 +151,14 @@ def bad_places() -> Iterator[tuple[str, Callable[[Path], object], str]]:
     yield "numbers", lambda folder: (folder / "a.csv").write_text("x,y\n1,2\n"), "its columns: x, y"
     yield (
         "class folders and a table that cannot be read",
-        lambda folder: (classes(folder), (folder / "a.csv").write_text("file,text\n0.png,ü\n", "utf-16-le")),
-        r"a\.csv may hold the captions of 6 images, and it cannot be read: .*save it as UTF-8\. .* move it out",
+        lambda folder: (classes(folder), (folder / "a.csv").write_text("file,file\n0.png,ü\n")),
+        r"a\.csv may hold the captions of 6 images, and it cannot be read: .*rename one\. .* move it out",
+    )
+    yield (
+        "a table whose images are nowhere",
+        lambda folder: raw.write_table(folder, [(f"img/{n}.png", f"picture {n}", "") for n in range(3)]),
+        r"captions\.csv: file names images that are not there, such as img/0\.png \(0 of 3 looked at are "
+        r"there\): put them there, or give the folder that holds both$",
     )
 
 

@@ -160,3 +160,10 @@ def test_volumes_with_z_last_are_turned(tmp_path: Path) -> None:
     assert config.dataset.source.axes == "xyz"  # type: ignore[union-attr]
     sample = IndexedReader(build(config).version, "val").read(0)
     assert json.loads(sample.members["json"])["shape"] == [6, 16, 16]
+
+
+def test_a_table_in_another_encoding_names_the_command(tmp_path: Path) -> None:
+    npz(tmp_path / "raw")
+    path = tmp_path / "raw" / "reports.csv"
+    path.write_bytes(path.read_text().replace("is seen", "is seen: größer").encode("cp1252"))
+    assert "iconv -f cp1252 -t utf-8 reports.csv > NEW" in warnings(survey("raw"))

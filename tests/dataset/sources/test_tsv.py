@@ -94,7 +94,7 @@ def test_a_disk_that_fails_names_the_line(
                 raise OSError(5, "Input/output error")
             return line
 
-    monkeypatch.setattr(tabular, "_text", lambda file, beginning, newline: Failing("{}\n{}\n{}\n"))
+    monkeypatch.setattr(tabular, "_text", lambda *_: Failing("{}\n{}\n{}\n"))
     (tmp_path / f"t.{suffix}").touch()
     with pytest.raises(StoreUnreachable, match="line 4 and on cannot be read"):
         list(open_table(tmp_path / f"t.{suffix}", "dataset.source.path").rows)
