@@ -15,7 +15,7 @@ from tasks.core.errors import UsageError
 from tasks.core.folders import LocalStore, open_store
 from tasks.core.patterns import base_folder, expand, pattern_start
 from tasks.core.schema.source import GZIP, TABLES
-from tasks.core.stores import ABSENT, Store, StoreUnreachable, is_hidden, is_remote, split_location
+from tasks.core.stores import ABSENT, AHEAD, Store, StoreUnreachable, is_hidden, is_remote, split_location
 from tasks.core.units import count, counted
 from tasks.dataset.formats import images
 from tasks.dataset.init.evidence import LONGEST, LOOKED_AT, shown, spread
@@ -59,6 +59,10 @@ class Inventory:
 
     def size(self, file: str) -> int:
         return max(self.store.stat(file).size, 0)
+
+    def start(self, file: str) -> bytes:
+        """Return a file's first bytes; raises OSError."""
+        return self.store.read(file, AHEAD)
 
     def mean_size(self, files: Sequence[str]) -> float:
         """The mean number of bytes of the files, from a selection of them."""

@@ -15,13 +15,17 @@ from pathlib import PurePosixPath
 
 from tasks.core.errors import UsageError
 from tasks.core.patterns import pattern_start
-from tasks.core.stores import absolute_location, split_location
+from tasks.core.schema.source import TABLES
+from tasks.core.stores import absolute_location, is_remote, split_location
 from tasks.core.units import counted
 from tasks.dataset.init import captions, conversations, tar_folders, volumes
 from tasks.dataset.init.columns import MOST_NAMED, SurveyedTables, survey_tables
-from tasks.dataset.init.evidence import LONGEST, Reading, shown
-from tasks.dataset.init.inventory import IMAGES, READ, Inventory, take_inventory
+from tasks.dataset.init.evidence import LONGEST, LOOKED_AT, Reading, observe, shown, spread
+from tasks.dataset.init.inventory import IMAGES, NIFTI, NPZ, READ, Inventory, take_inventory
+from tasks.dataset.tar.format import LFS
 
+MOST_OF_A_POINTER = 1024
+"""Bytes; Git LFS's specification limits its pointers to fewer."""
 ORDER = ("shards", "nifti", "npz", "chat", "table", "image_folder")
 """Between readings of equal grade and size, the more specific kind comes first."""
 
@@ -45,6 +49,7 @@ def survey(location: str) -> PlaceSurvey:
         raise UsageError("PATH: it is empty; give a folder, a file or a pattern")
     location = location.rstrip("/") or "/"
     inventory = take_inventory(location)
+    not_fetched = _not_fetched(inventory, location)
     tables = survey_tables(inventory)
     found = [
         *tar_folders.tar_readings(inventory),
@@ -61,8 +66,27 @@ def survey(location: str) -> PlaceSurvey:
         doubt = f"{shown(unreadable[0].file)} may hold the captions of {images}, and it cannot be read"
         way_out = "To use the folders' names as captions, move it out of the folder"
         raise UsageError(shown(f"PATH: {doubt}: {unreadable[0].problem}. {way_out}", LONGEST))
-    readings = [replace(one, warnings=[*one.warnings, *tables.notes]) for one in found]
+    readings = [replace(one, warnings=[*one.warnings, *tables.notes, *not_fetched]) for one in found]
     return PlaceSurvey(name_of(location), inventory, readings)
+
+
+def _not_fetched(inventory: Inventory, location: str) -> list[str]:
+    """Return a warning for each kind of file of which some are pointers of Git LFS; UsageError where most of
+    a kind are."""
+    if is_remote(location):
+        return []  # a server of repositories sends the files
+    warnings = []
+    for suffixes in (IMAGES, TABLES, (*NIFTI, *NPZ), (".tar",)):
+        chosen = spread(inventory.of(suffixes), LOOKED_AT)
+        pointers = [file for file in chosen if inventory.size(file) < MOST_OF_A_POINTER]
+        pointers = [file for file, start in observe(pointers, inventory.start) if start.startswith(LFS)]
+        if pointers:
+            place, of = shown(location, LONGEST), f"{len(pointers)} of {len(chosen)} looked at"
+            problem = f"Git LFS pointers and not the files themselves ({of}, such as {shown(pointers[0])})"
+            if 2 * len(pointers) > len(chosen):
+                raise UsageError(f"PATH: {place} holds {problem}: run git lfs pull there")
+            warnings.append(f"some files are {problem}: run git lfs pull")
+    return warnings
 
 
 def name_of(location: str) -> str:

@@ -24,7 +24,7 @@ from tasks.dataset.keys import key_of
 from tasks.dataset.rejects import Reason, Reject
 from tasks.dataset.sources.fields import RECODE, filled, text_of, to_json
 from tasks.dataset.sources.protocol import Container, RawSample
-from tasks.dataset.sources.raw_files import RawFolder, SourceCheck, read_file, read_start
+from tasks.dataset.sources.raw_files import RawFolder, SourceCheck, read_file, read_start, require_fetched
 from tasks.dataset.tar.format import Members, span_bytes
 
 if TYPE_CHECKING:
@@ -144,6 +144,7 @@ class ImageFolder:
 
     def _from_file(self, file: str) -> dict[str, bytes]:
         content = read_start(self._folder.store, file, LARGEST_CAPTION)
+        require_fetched(content, "caption.missing")
         if len(content) > LARGEST_CAPTION:
             raise Reject("caption.missing", f"the caption file has more than {LARGEST_CAPTION:,} bytes")
         try:

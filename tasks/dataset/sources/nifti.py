@@ -29,7 +29,7 @@ from tasks.dataset.formats.volumes import geometry
 from tasks.dataset.formats.volumes.hounsfield import is_plausible
 from tasks.dataset.formats.volumes.stored import require_package
 from tasks.dataset.rejects import Reject
-from tasks.dataset.sources.raw_files import open_file, unreadable
+from tasks.dataset.sources.raw_files import open_file, require_fetched, unreadable
 from tasks.dataset.sources.volume_folder import (
     AT_ONCE_BYTES,
     VolumeFolder,
@@ -38,7 +38,7 @@ from tasks.dataset.sources.volume_folder import (
     spacing_in,
     table_name,
 )
-from tasks.dataset.tar.format import Buffer
+from tasks.dataset.tar.format import LFS, Buffer
 
 ORIENTATION = "SLP"
 """The direction in which the index grows along depth, height and width."""
@@ -167,9 +167,10 @@ def peek(store: Store, file: str) -> NiftiHeader:
 def _opened(store: Store, file: str) -> Iterator[IO[bytes]]:
     with open_file(store, file) as opened:
         try:
-            start = opened.read(2)
+            start = opened.read(len(LFS))
+            require_fetched(start, "volume.undecodable")
             opened.seek(0)
-            if start == GZIP_MAGIC:
+            if start.startswith(GZIP_MAGIC):
                 with gzip.GzipFile(fileobj=opened) as stream:
                     yield stream  # type: ignore[misc]
             else:

@@ -20,9 +20,9 @@ from tasks.core.stores import Store
 from tasks.dataset.formats import npy, zips
 from tasks.dataset.formats.volumes import geometry
 from tasks.dataset.rejects import Reject
-from tasks.dataset.sources.raw_files import open_file, unreadable
+from tasks.dataset.sources.raw_files import open_file, require_fetched, unreadable
 from tasks.dataset.sources.volume_folder import VolumeFolder, fill, spacing_in
-from tasks.dataset.tar.format import Buffer
+from tasks.dataset.tar.format import LFS, Buffer
 
 PICKLE_MAGIC = b"\x80"
 
@@ -103,7 +103,8 @@ def headers(store: Store, file: str) -> dict[str, npy.NpyHeader]:
 def _opened(store: Store, file: str) -> Iterator[zipfile.ZipFile]:
     with open_file(store, file, in_order=False) as opened:
         try:
-            start = opened.read(4)
+            start = opened.read(len(LFS))
+            require_fetched(start, "volume.undecodable")
             if start.startswith(PICKLE_MAGIC):
                 raise Reject("volume.pickle", "the file is a pickle, which is never opened")
             if not start:

@@ -46,6 +46,7 @@ from tasks.core.stores import (
 )
 from tasks.dataset.rejects import TRANSIENT, Reason, Reject
 from tasks.dataset.sources.protocol import BY_ROW, Absent, RawSample, fault_of
+from tasks.dataset.tar.format import LFS, LFS_POINTER
 
 if TYPE_CHECKING:  # asyncio takes as long to import as all of a source
     from tasks.core.remote.addresses import AddressFetcher
@@ -98,6 +99,12 @@ def read_start(store: Store, file: str, most: int) -> bytes:
         return store.read(file, most)
     except (OSError, ValueError) as error:
         raise _rejected(error) from None
+
+
+def require_fetched(start: bytes, reason: Reason) -> None:
+    """Reject with this reason for a file that begins like the pointer that Git LFS leaves in its place."""
+    if start.startswith(LFS):
+        raise Reject(reason, f"it is {LFS_POINTER}")
 
 
 def _rejected(error: OSError | ValueError) -> Reject:

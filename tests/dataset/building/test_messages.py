@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from flows.cli import main
 from tasks.core.config import dump
-from tasks.core.errors import DataError, TarmacError
+from tasks.core.errors import DataError, TarmacError, UsageError
 from tasks.core.schema import Config
 from tasks.dataset.building.builder import build
 from tasks.dataset.init import survey
@@ -18,6 +19,7 @@ from tasks.dataset.manifest import read_manifest
 from tasks.dataset.rejects import reject_lines
 from tasks.dataset.verify.verifier import verify
 from tests.dataset import raw
+from tests.dataset.init import kinds
 from tests.dataset.init.kinds import config_of, taken
 from tests.dataset.raw import chat, shards, table
 
@@ -113,7 +115,7 @@ def test_what_git_has_not_fetched(tmp_path: Path) -> None:
     (tmp_path / "raw" / rows[0][0]).write_bytes(POINTER)
     assert PULL in screen_of(raw.config(tmp_path / "raw", tmp_path / "a"))
     (tmp_path / "tables").mkdir()
-    for name in ("x.csv", "x.parquet", "x.jsonl"):
+    for name in ("x.csv", "x.parquet", "x.jsonl", "x.csv.gz"):
         (tmp_path / "tables" / name).write_bytes(POINTER)
         with pytest.raises(TarmacError, match=PULL):
             build(table.config(tmp_path / "tables" / name, tmp_path / "b"))
@@ -124,6 +126,49 @@ def test_what_git_has_not_fetched(tmp_path: Path) -> None:
     with pytest.raises(TarmacError, match=PULL):
         build(shards.config(tmp_path / "tars", output=tmp_path / "d"))
     assert all(PULL in f"{one.remedy} {one.evidence}" for one in verify(tmp_path / "tars").findings)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"), [(kinds.npz, "p0_scan_0.npz"), (kinds.nifti, "train_0_a_1.nii.gz")]
+)
+def test_a_volume_that_git_has_not_fetched(make: Callable[[Path], None], name: str, tmp_path: Path) -> None:
+    make(tmp_path / "raw")
+    config = config_of(survey(str(tmp_path / "raw")), tmp_path)
+    (path,) = (tmp_path / "raw").rglob(name)
+    path.write_bytes(POINTER)
+    with pytest.raises(DataError, match=rf"1 volume\.undecodable +.*it is a Git LFS pointer .*{PULL}"):
+        build(config.model_copy(update={"dataset": config.dataset.model_copy(update={"private": False})}))
+
+
+@pytest.mark.parametrize("make", [kinds.captions_beside, kinds.json_beside])
+def test_a_caption_that_git_has_not_fetched(make: Callable[[Path], None], tmp_path: Path) -> None:
+    make(tmp_path / "raw")
+    config = config_of(survey(str(tmp_path / "raw")), tmp_path)
+    next(path for path in (tmp_path / "raw").iterdir() if path.suffix != ".png").write_bytes(POINTER)
+    with pytest.raises(DataError, match=rf"1 caption\.missing +.*it is a Git LFS pointer .*{PULL}"):
+        build(config)
+
+
+@pytest.mark.parametrize("name", ["table", "parquet", "nifti", "npz", "webdataset", "captions beside"])
+def test_init_says_at_once_what_git_has_not_fetched(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    kinds.KINDS[name][0](tmp_path / "raw")
+    files = [path for path in (tmp_path / "raw").rglob("*") if path.suffix not in ("", ".csv", ".txt")]
+    fetched = files[0].read_bytes()
+    for path in files:
+        path.write_bytes(POINTER)
+    message = (
+        r"^PATH: raw holds Git LFS pointers and not the files themselves \(\d of \d looked at, such as .*\): "
+    )
+    with pytest.raises(UsageError, match=message + "run git lfs pull there$"):
+        survey("raw")
+    assert not Path("configs").exists() and main(["init", "raw"]) == 2
+    if name == "captions beside":
+        for path in files[1:]:
+            path.write_bytes(fetched)
+        assert "(1 of 6 looked at, such as" in "\n".join(survey("raw").best.warnings)
 
 
 def test_a_plan_of_which_nothing_can_be_taken_states_no_size(
