@@ -243,7 +243,7 @@ class ChatSource(Block):
 
 TEXT_TABLES = (".csv", ".tsv", ".jsonl", ".ndjson")
 GZIP = ".gz"
-TABLES = (*TEXT_TABLES, ".parquet", *(suffix + GZIP for suffix in TEXT_TABLES))
+TABLES = (*TEXT_TABLES, ".parquet", ".arrow", *(suffix + GZIP for suffix in TEXT_TABLES))
 
 
 class Join(Block):

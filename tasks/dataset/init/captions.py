@@ -9,7 +9,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -229,11 +229,27 @@ def _splits(table: SurveyedTable, image: ColumnCounts, is_named: bool) -> Iterat
 
 
 def _split_pattern(table: SurveyedTable) -> str:
-    """Return the expression that finds the split in names of tables such as `train-00000-of-00002.parquet`;
-    "" where they are not named after splits, `train` among them, or hold a column of that name."""
-    names = {re.split(r"[-_.]", posixpath.basename(file))[0] for file in table.files}
-    is_named = "train" in names and len(names) > 1 and {name.lower() for name in names} <= SPLIT_NAMES
-    return f"(?:^|/)({'|'.join(sorted(names))})[-_.]" if is_named and "split" not in table.columns else ""
+    """Return the expression that finds the split in names of tables such as `train-00000-of-00002.parquet`,
+    `train/data-00000.arrow` or `captions_train2017.json`; "" where they are not named after splits, `train`
+    among them, or hold a column of that name."""
+    if "split" in table.columns:
+        return ""
+    files = [posixpath.basename(file) for file in table.files]
+    names = {re.split(r"[-_.]", file)[0] for file in files}
+    if not _are_splits(names):
+        folder = posixpath.commonpath([posixpath.dirname(file) for file in table.files])
+        files = [file.removeprefix(folder).lstrip("/") for file in table.files]
+        names = {
+            name for file in files for name in re.split("[^A-Za-z]+", file) if name.lower() in SPLIT_NAMES
+        }
+        pattern = f"(?:^|[-_./])({'|'.join(sorted(names))})[0-9]*[-_./]"
+        is_plain = all(len(re.findall(pattern, file)) == 1 for file in files)
+        return pattern if _are_splits(names) and is_plain else ""
+    return f"(?:^|/)({'|'.join(sorted(names))})[-_.]"
+
+
+def _are_splits(names: Collection[str]) -> bool:
+    return "train" in names and len(names) > 1 and {name.lower() for name in names} <= SPLIT_NAMES
 
 
 def _quoted(column: ColumnCounts, among: str) -> str:

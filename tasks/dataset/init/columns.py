@@ -22,6 +22,7 @@ from tasks.core.units import counted
 from tasks.dataset.init.encodings import encoding_of
 from tasks.dataset.init.evidence import enumerate_names, shown, spread
 from tasks.dataset.init.inventory import IMAGES, Inventory, config_path, suffix_of
+from tasks.dataset.sources.raw_files import is_cache
 from tasks.dataset.sources.tabular import (
     DELIMITERS,
     USUAL,
@@ -43,6 +44,9 @@ MOST_DISTINCT = 500
 MOST_CLASSES = 200
 MOST_NAMED = 3
 """Tables that a message names."""
+
+SAVED, SPLITS = "data-*.arrow", "dataset_dict.json"
+"""The rows of a dataset that `save_to_disk` wrote, and the file beside the folders of its splits."""
 
 IMAGE_NAMES = ("image", "img", "jpg", "png", "picture", "photo", "image_bytes", "bytes")
 CAPTION_NAMES = ("caption", "text", "title", "description", "prompt", "alt", "txt", "alt_text", "sentence")
@@ -192,7 +196,7 @@ class SurveyedTables:
 
 
 def survey_tables(inventory: Inventory) -> SurveyedTables:
-    files = inventory.of(TABLES)
+    files = [file for file in inventory.of(TABLES) if not is_cache(file)]
     chosen = spread(files, MOST_TABLES)
     most_rows = MOST_ROWS if len(chosen) <= 4 else FEW_ROWS
     each = [survey_table(inventory, file, most_rows) for file in chosen]
@@ -200,7 +204,7 @@ def survey_tables(inventory: Inventory) -> SurveyedTables:
     for one in each:
         if one.rows:
             form = one.delimiter, one.encoding
-            alike[*_folder_and_suffix(one.file), *form, *one.columns].append(one)
+            alike[*_home_and_suffix(inventory, one.file), *form, *one.columns].append(one)
     joined = [_join(inventory, tables, set(files) - set(chosen)) for tables in alike.values()]
     return SurveyedTables(each, sorted(joined, key=lambda one: (-one.rows, one.path)))
 
@@ -213,6 +217,8 @@ def survey_table(inventory: Inventory, file: str, most_rows: int) -> SurveyedTab
         form = _form_of(location)
         table = open_table(location, "PATH", wanted=(), form=form)
         columns = {name: ColumnCounts(name, name in table.binary) for name in table.columns}
+        if table.binary and suffix_of(file) == ".arrow":
+            most_rows = KEPT_ROWS  # its columns are not read apart, so each row is read with its image
         kept: list[Mapping[str, Any]] = []
         looked_at = characters = 0
         for row in islice(table.rows, most_rows):
@@ -276,18 +282,13 @@ def _size(inventory: Inventory, file: str) -> int:
 
 def _join(inventory: Inventory, tables: Sequence[SurveyedTable], unread: set[str]) -> SurveyedTable:
     """Join tables with the same header. Unread files belong to them where all that were read beside do."""
-    folder, suffix = place = _folder_and_suffix(tables[0].file)
-    beside = [file for file in inventory.files if _folder_and_suffix(file) == place]
+    folder, suffix = place = _home_and_suffix(inventory, tables[0].file)
+    beside = [
+        file for file in inventory.files if not is_cache(file) and _home_and_suffix(inventory, file) == place
+    ]
     read = {one.file for one in tables}
     files = beside if read | unread >= set(beside) else sorted(read)
-    if len(files) == 1:
-        path = tables[0].path
-    elif not inventory.is_folder and len(files) == len(inventory.files):
-        path = inventory.given
-    else:
-        stems = ",".join(posixpath.basename(file).removesuffix(suffix) for file in files)
-        name = "*" if len(files) == len(beside) else f"{{{stems}}}"
-        path = f"{config_path(inventory.store.location, folder)}/{name}{suffix}"
+    path = _pattern(inventory, files, beside, folder, suffix) if len(files) > 1 else tables[0].path
     columns = {name: ColumnCounts(name) for name in tables[0].columns}
     for one in tables:
         for name, column in one.columns.items():
@@ -300,9 +301,32 @@ def _join(inventory: Inventory, tables: Sequence[SurveyedTable], unread: set[str
     return replace(found, delimiter=tables[0].delimiter, encoding=tables[0].encoding)
 
 
-def _folder_and_suffix(file: str) -> tuple[str, str]:
-    """Return both as they are written."""
-    return posixpath.dirname(file), file[len(file) - len(suffix_of(file)) :]
+def _pattern(
+    inventory: Inventory, files: Sequence[str], beside: Sequence[str], folder: str, suffix: str
+) -> str:
+    """Return the pattern of the tables in a folder and in those of its splits; `beside` are all that there
+    are."""
+    if not inventory.is_folder and len(files) == len(inventory.files):
+        return inventory.given
+    home = config_path(inventory.store.location, folder)
+    below = [posixpath.relpath(file, folder or ".") for file in files]
+    folders = sorted({posixpath.dirname(file) for file in below})
+    names = {posixpath.basename(file) for file in below}
+    if len(files) < len(beside) or ("" in folders and len(folders) > 1):
+        name = f"{{{','.join(file.removesuffix(suffix) for file in below)}}}{suffix}"
+        return f"{home}/{name}"
+    is_saved = suffix == ".arrow" and all(name.startswith("data-") for name in names)
+    name = names.pop() if len(names) == 1 else SAVED if is_saved else f"*{suffix}"
+    several = f"{{{','.join(folders)}}}/" if len(folders) > 1 else f"{folders[0]}/" if folders[0] else ""
+    return f"{home}/{several}{name}"
+
+
+def _home_and_suffix(inventory: Inventory, file: str) -> tuple[str, str]:
+    """Return the folder and the suffix as they are written; for the folder of a split, the one of all."""
+    parent, _, name = (folder := posixpath.dirname(file)).rpartition("/")
+    is_saved = bool(folder) and posixpath.join(parent, SPLITS) in inventory.names
+    is_split = is_saved or name.lower() in SPLIT_NAMES
+    return parent if is_split else folder, file[len(file) - len(suffix_of(file)) :]
 
 
 def image_column(table: SurveyedTable) -> ColumnCounts | None:

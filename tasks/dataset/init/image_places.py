@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from tasks.core.folders import open_store
-from tasks.core.stores import ABSENT, Store, is_hidden, is_remote, join_location
+from tasks.core.stores import ABSENT, is_hidden, is_remote, join_location
 from tasks.dataset.init.addresses import try_addresses
 from tasks.dataset.init.columns import ColumnCounts, SurveyedTable
 from tasks.dataset.init.evidence import BUDGET, LOOKED_AT, Grade, shown, spread
@@ -54,7 +54,7 @@ def place_of_images(inventory: Inventory, table: SurveyedTable, image: ColumnCou
         place = ImagePlace(tried.where, tried.grade, tried.fix, is_fetched=True)
         return replace(place, reject_budget=tried.budget)
     names = [name for name in spread(list(image.values), LOOKED_AT) if not is_remote(name)]
-    there = len(_found(inventory.store, names, posixpath.dirname(table.file)))
+    there = sum(is_image_there(inventory, table, name) for name in names)
     form = "paths with Windows' backslashes" if any("\\" in name for name in names) else "paths"
     seen = f"{there} of {len(names)} looked at are there"
     if 2 * there >= len(names):
@@ -71,18 +71,19 @@ def place_of_images(inventory: Inventory, table: SurveyedTable, image: ColumnCou
 
 
 def is_image_there(inventory: Inventory, table: SurveyedTable, name: str) -> bool:
-    """Whether an image that a table names is there."""
-    return bool(_found(inventory.store, [name], posixpath.dirname(table.file)))
-
-
-def _found(store: Store, names: Sequence[str], folder: str = "", root: str = "") -> list[str]:
-    """Return the names of which a build would find a file."""
-    files = LinkedFiles(store, "PATH", root)
-    return [name for name in names if store.stat(files.name(name, folder)) != ABSENT]
+    """Whether an image is there that one of the table's files names."""
+    folders = dict.fromkeys(map(posixpath.dirname, table.files))
+    return any(_is_found(LinkedFiles(inventory.store, "PATH"), name, folder) for folder in folders)
 
 
 def _below(root: str, names: Sequence[str]) -> list[str]:
-    return _found(open_store(root, "PATH"), names, root=root)
+    """Return the names of which a build would find a file below the root."""
+    files = LinkedFiles(open_store(root, "PATH"), "PATH", root)
+    return [name for name in names if _is_found(files, name, "")]
+
+
+def _is_found(files: LinkedFiles, name: str, folder: str) -> bool:
+    return files.store.stat(files.name(name, folder)) != ABSENT
 
 
 def _roots(inventory: Inventory, table: SurveyedTable, names: Sequence[str]) -> list[str]:

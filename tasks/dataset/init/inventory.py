@@ -53,6 +53,10 @@ class Inventory:
         """The number of files with each suffix, in lower case."""
         return Counter(suffix_of(file) for file in self.files)
 
+    @cached_property
+    def names(self) -> frozenset[str]:
+        return frozenset(self.files)
+
     def of(self, suffixes: Iterable[str]) -> list[str]:
         wanted = set(suffixes)
         return [file for file in self.files if suffix_of(file) in wanted]

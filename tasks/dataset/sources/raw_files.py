@@ -306,8 +306,13 @@ class Files:
             why = "is compressed, which is not read: its members are already; unpack it to .tar"
             raise UsageError(f"{self._config_key}: {compressed} {why}")
         base = self.store.location.rstrip("/") + "/"
-        files = [file.removeprefix(base) for file in there]
+        files = [file.removeprefix(base) for file in there if len(there) == 1 or not is_cache(file)]
         return {public_name(base, file): file for file in files}
+
+
+def is_cache(file: str) -> bool:
+    """Whether a file is what Hugging Face's `datasets` leaves beside the files of a dataset that it has read."""
+    return file.endswith(".arrow") and posixpath.basename(file).startswith("cache-")
 
 
 def public_name(base: str, name: str) -> str:

@@ -116,6 +116,11 @@ def open_table(
 
         rows = ParquetRows(place, file, image, wanted)
         return OpenTable(place, rows.columns, iter(rows), rows.binary, count=rows.count, close=file.close)
+    if kind == ".arrow":
+        from tasks.dataset.sources.arrow_files import ArrowFileRows
+
+        found = ArrowFileRows(place, file, image, wanted)
+        return OpenTable(place, found.columns, iter(found), found.binary, count=found.count, close=file.close)
     text = _text(file, beginning, "" if has_cells else "\n", form.encoding if form is not None else None)
     if has_cells:
         return _open_cells(place, text, USUAL[kind], form)

@@ -12,6 +12,7 @@ from tasks.core.schema import Config
 from tests.dataset import raw
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+SCHEMA = pa.schema([("image", IMAGE), ("text", pa.string()), ("label", pa.int64())])
 
 
 def make(folder: Path) -> Config:
@@ -24,6 +25,21 @@ def make_of_bytes(folder: Path) -> Config:
     for number in range(2):
         write_parquet(folder / f"{number}.parquet", rows(3, 3 * number))
     return config(folder, folder.with_name("out"))
+
+
+def make_of_saved(folder: Path) -> Config:
+    """Two Arrow files of three rows, as `save_to_disk` of Hugging Face's `datasets` writes them."""
+    folder.mkdir(parents=True)
+    for number in range(2):
+        write_arrow(folder / f"data-{number:05d}-of-00002.arrow", rows(3, 3 * number))
+    return config(folder, folder.with_name("out"))
+
+
+def write_arrow(path: Path, rows: list[dict[str, Any]], batch: int = 2, is_stream: bool = True) -> None:
+    table = pa.Table.from_pylist(rows, SCHEMA)
+    new = pa.ipc.new_stream if is_stream else pa.ipc.new_file
+    with path.open("wb") as file, new(file, SCHEMA) as writer:
+        writer.write_table(table, max_chunksize=batch)
 
 
 def config(path: Path | str, output: Path | None = None, **source: Any) -> Config:
@@ -40,5 +56,5 @@ def rows(count: int, first: int = 0) -> list[dict[str, Any]]:
 
 def write_parquet(path: Path, rows: list[dict[str, Any]], image: Any = IMAGE, **options: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    schema = pa.schema([("image", image), ("text", pa.string()), ("label", pa.int64())])
+    schema = SCHEMA.set(0, pa.field("image", image))
     pq.write_table(pa.Table.from_pylist(rows, schema), path, **options)

@@ -27,6 +27,7 @@ FORMS = {
     "captions in json": ("image_folder", "make_of_json"),
     "classes": ("image_folder", "make_of_classes"),
     "images in Parquet": ("table", "make_of_bytes"),
+    "images in Arrow": ("table", "make_of_saved"),
     "chat with paths": ("chat", "make_paths"),
 }
 """Raw data of every kind of source, some of it in several forms, by the function that writes it."""
