@@ -81,11 +81,13 @@ class ImageFolderSource(Block):
 
 
 class TableSource(Block):
-    """A table with one row per sample: CSV, TSV, JSONL or Parquet."""
+    """A table with one row per sample: CSV, TSV, JSONL, Parquet, Arrow, or the annotations of COCO or
+    Flickr8k."""
 
     kind: Literal["table"]
     path: Location
-    """A file, a folder with all tables below it, or a pattern such as `raw/{000..041}.parquet`."""
+    """A file, a folder with all tables below it, or a pattern such as `raw/{000..041}.parquet`. Files named
+    `.json`, `.txt` or `.token` are read only where it names them."""
     delimiter: Annotated[str, AfterValidator(_delimiter)] | None = None
     """The character between the cells of a CSV or TSV, such as `';'` or `tab`; unless given, the first line
     decides."""
@@ -243,6 +245,8 @@ class ChatSource(Block):
 
 TEXT_TABLES = (".csv", ".tsv", ".jsonl", ".ndjson")
 GZIP = ".gz"
+NAMED_TABLES = (".json", ".json.gz", ".txt", ".token")
+"""Tables that a path must name: in folders, files with these suffixes are mostly something else."""
 TABLES = (*TEXT_TABLES, ".parquet", ".arrow", *(suffix + GZIP for suffix in TEXT_TABLES))
 
 

@@ -27,6 +27,7 @@ from tasks.dataset.init.columns import (
     caption_columns,
     image_column,
     label_column,
+    path_columns,
 )
 from tasks.dataset.init.evidence import (
     LOOKED_AT,
@@ -40,7 +41,7 @@ from tasks.dataset.init.evidence import (
     shown,
     spread,
 )
-from tasks.dataset.init.image_places import is_image_there, place_of_images
+from tasks.dataset.init.image_places import ImagePlace, is_image_there, place_of_images
 from tasks.dataset.init.inventory import IMAGES, Inventory, suffix_of
 from tasks.dataset.keys import stem
 from tasks.dataset.sources.fields import object_of
@@ -93,8 +94,13 @@ def unused_table(inventory: Inventory, table: SurveyedTable) -> str:
     """Return why a table is no source."""
     doubt, image = _header_doubt(inventory, table), image_column(table)
     if not doubt and image is not None and caption_columns(table.columns, image):
-        place = place_of_images(inventory, table, image)
+        place = _image_and_place(inventory, table, image)[1]
         doubt = f"{shown(table.file)}: {place.problem}" if place.is_nowhere else ""
+    elif not doubt and image is not None and label_column(table, image, None) is not None:
+        several = f"{shown(table.file)} gives an image several classes"
+        doubt = (
+            f"{several}: give the table with captions, or one with a class for each" if image.repeats else ""
+        )
     lacking = "has no column of images (paths or bytes) with one of captions, or of conversations"
     columns = enumerate_names(list(table.columns), 12)
     return doubt or f"{shown(table.file)} {lacking}; its columns: {columns}"
@@ -107,9 +113,9 @@ def _of_table(inventory: Inventory, table: SurveyedTable) -> Reading | None:
         return None
     captions = caption_columns(table.columns, image)
     label = label_column(table, image, captions[0] if captions else None)
-    if not captions and label is None:
+    if not captions and (label is None or _shares_images(image)):
         return None
-    place, doubt = place_of_images(inventory, table, image), _header_doubt(inventory, table)
+    (image, place), doubt = _image_and_place(inventory, table, image), _header_doubt(inventory, table)
     if place.is_nowhere and not doubt:
         return None
     what, captioned, reservation = _caption_keys(table, image, captions, label)
@@ -138,6 +144,18 @@ def _of_table(inventory: Inventory, table: SurveyedTable) -> Reading | None:
     grade = min(place.grade, 1) if warnings else place.grade
     reading = Reading("table", what, "image_text", table.rows, grade, source, dataset, warnings)
     return replace(reading, label=labelled, reject_budget=place.reject_budget)
+
+
+def _image_and_place(
+    inventory: Inventory, table: SurveyedTable, image: ColumnCounts
+) -> tuple[ColumnCounts, ImagePlace]:
+    """Return the column of images, or the next one with paths if its images are nowhere, and their place."""
+    place = place_of_images(inventory, table, image)
+    for other in path_columns(table) if place.is_nowhere else ():
+        found = place_of_images(inventory, table, other)
+        if not found.is_nowhere:
+            return other, found
+    return image, place
 
 
 def _caption_keys(
@@ -174,7 +192,7 @@ def _text_form(table: SurveyedTable, shows: ColumnCounts | None) -> Iterator[Con
 
 def _header_doubt(inventory: Inventory, table: SurveyedTable) -> str:
     """Return what to do about a table whose first row names no columns; "" where it does."""
-    for name in table.columns if suffix_of(table.file) in (".csv", ".tsv") else ():
+    for name in table.columns if suffix_of(table.file) in (".csv", ".tsv", ".txt") else ():
         is_image = suffix_of(name) in IMAGES and is_image_there(inventory, table, name)
         if is_remote(name) or is_image:
             looks = f"the first row of {shown(table.file)} looks like data, as it holds {shown(name)}"

@@ -9,25 +9,28 @@ from __future__ import annotations
 import csv
 import json
 import posixpath
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
 from tasks.core.errors import TarmacError
-from tasks.core.schema.source import GZIP, TABLES, TEXT_TABLES
-from tasks.core.stores import StoreUnreachable, is_remote, join_location, without_query
+from tasks.core.schema.source import GZIP, NAMED_TABLES, TABLES, TEXT_TABLES
+from tasks.core.stores import AHEAD, StoreUnreachable, is_remote, join_location, without_query
 from tasks.core.units import counted
 from tasks.dataset.init.encodings import encoding_of
-from tasks.dataset.init.evidence import enumerate_names, shown, spread
+from tasks.dataset.init.evidence import enumerate_names, observe, shown, spread
 from tasks.dataset.init.inventory import IMAGES, Inventory, config_path, suffix_of
 from tasks.dataset.sources.raw_files import is_cache
 from tasks.dataset.sources.tabular import (
     DELIMITERS,
+    NUMBERED_LINE,
     USUAL,
     TextForm,
-    first_lines,
+    first_bytes,
     open_table,
     table_suffix,
 )
@@ -45,6 +48,9 @@ MOST_CLASSES = 200
 MOST_NAMED = 3
 """Tables that a message names."""
 
+_DOCUMENT = re.compile(rb'"(images|annotations)"\s*:\s*\[')
+_WORD = re.compile(r"[^\W\d_]{2}")
+"""Unlike in `2013-11-14 17:02:52`."""
 SAVED, SPLITS = "data-*.arrow", "dataset_dict.json"
 """The rows of a dataset that `save_to_disk` wrote, and the file beside the folders of its splits."""
 
@@ -83,6 +89,7 @@ class ColumnCounts:
         self.counts["text"] += isinstance(cell, str)
         self.counts["number"] += _is_number(cell)
         self.counts["spaced"] += " " in text.strip()
+        self.counts["worded"] += _WORD.search(text) is not None
         self.counts["characters"] += len(text)
         self.counts["address"] += is_address
         self.counts["image"] += is_image
@@ -196,7 +203,7 @@ class SurveyedTables:
 
 
 def survey_tables(inventory: Inventory) -> SurveyedTables:
-    files = [file for file in inventory.of(TABLES) if not is_cache(file)]
+    files = [file for file in inventory.of(TABLES) if not is_cache(file)] + _named_tables(inventory)
     chosen = spread(files, MOST_TABLES)
     most_rows = MOST_ROWS if len(chosen) <= 4 else FEW_ROWS
     each = [survey_table(inventory, file, most_rows) for file in chosen]
@@ -207,6 +214,30 @@ def survey_tables(inventory: Inventory) -> SurveyedTables:
             alike[*_home_and_suffix(inventory, one.file), *form, *one.columns].append(one)
     joined = [_join(inventory, tables, set(files) - set(chosen)) for tables in alike.values()]
     return SurveyedTables(each, sorted(joined, key=lambda one: (-one.rows, one.path)))
+
+
+def _named_tables(inventory: Inventory) -> list[str]:
+    """Return the files with a suffix of other things, too, that begin like a table of images."""
+    paired = {posixpath.splitext(image)[0] for image in inventory.of(IMAGES)}
+    files = [file for file in inventory.of(NAMED_TABLES) if posixpath.splitext(file)[0] not in paired]
+    captions = [file for file in files if "caption" in posixpath.basename(file).lower()]
+    others = [file for file in files if not captions or not suffix_of(file).startswith(".json")]
+    chosen = spread(list(dict.fromkeys([*captions, *others])), MOST_TABLES)
+    return [file for file, begins in observe(chosen, partial(_begins_like_a_table, inventory)) if begins]
+
+
+def _begins_like_a_table(inventory: Inventory, file: str) -> bool:
+    head = first_bytes(join_location(inventory.store.location, file), "PATH", AHEAD)
+    if suffix_of(file).startswith(".json"):
+        is_document = _DOCUMENT.search(head) is not None
+        is_list = head.lstrip().startswith(b"[") and any(f'{kind}"'.encode() in head for kind in IMAGES)
+        return is_document or is_list
+    lines = [line for line in head.decode(encoding_of(head) or "utf-8-sig", "replace").splitlines() if line]
+    if len(lines) < 2 or NUMBERED_LINE.match(lines[0]):
+        return bool(lines) and NUMBERED_LINE.match(lines[0]) is not None
+    sign = next((sign for sign in DELIMITERS if sign in lines[0]), None)
+    header, row = ([suffix_of(cell.strip()) in IMAGES for cell in line.split(sign)] for line in lines[:2])
+    return sign is not None and any(row) and not any(header)
 
 
 def survey_table(inventory: Inventory, file: str, most_rows: int) -> SurveyedTable:
@@ -233,7 +264,7 @@ def survey_table(inventory: Inventory, file: str, most_rows: int) -> SurveyedTab
         problem = shown(str(error).replace(location, file).removeprefix("PATH: "), 160)
         return SurveyedTable([file], path, problem=problem)
     found = SurveyedTable([file], path, columns, looked_at, False, looked_at, kept, encoding=form.encoding)
-    if table.delimiter != USUAL.get(suffix_of(file).removesuffix(GZIP), ""):
+    if table.delimiter not in ("", USUAL.get(suffix_of(file).removesuffix(GZIP))):
         found = replace(found, delimiter=table.delimiter)
     if looked_at < most_rows or table.count is not None:
         return replace(found, rows=table.count or looked_at)
@@ -245,9 +276,9 @@ def survey_table(inventory: Inventory, file: str, most_rows: int) -> SurveyedTab
 def _form_of(location: str) -> TextForm:
     """Return the encoding and the delimiter of a table of text where its reader would not find them."""
     suffix = table_suffix(without_query(location)).removesuffix(GZIP)
-    if suffix not in TEXT_TABLES:
+    if suffix not in (*TEXT_TABLES, *NAMED_TABLES):
         return TextForm()
-    head = first_lines(location, "PATH", HEAD_BYTES)
+    head = first_bytes(location, "PATH", HEAD_BYTES)
     encoding = encoding_of(head)
     return TextForm(_delimiter(head, encoding, USUAL[suffix]) if suffix in USUAL else None, encoding)
 
@@ -256,7 +287,7 @@ def _delimiter(head: bytes, encoding: str | None, usual: str) -> str | None:
     """Return the delimiter that gives all first rows the same number of cells, more than any other does,
     where the usual one stands in the header too and would be taken; else None."""
     lines = head.decode(encoding or "utf-8-sig", "replace").splitlines(keepends=True)[:KEPT_ROWS]
-    if not lines or usual not in lines[0]:
+    if not lines or usual not in lines[0] or NUMBERED_LINE.match(lines[0]):
         return None
     widths = {sign: _width(lines, sign) for sign in (usual, *DELIMITERS)}
     best = max(widths, key=lambda sign: widths[sign])
@@ -329,12 +360,17 @@ def _home_and_suffix(inventory: Inventory, file: str) -> tuple[str, str]:
     return parent if is_split else folder, file[len(file) - len(suffix_of(file)) :]
 
 
+def path_columns(table: SurveyedTable) -> list[ColumnCounts]:
+    """Return the columns that hold paths of images."""
+    return [one for one in table.columns.values() if one.share("image") - one.share("address") >= 0.5]
+
+
 def image_column(table: SurveyedTable) -> ColumnCounts | None:
     """Prefer bytes to paths and paths to addresses, then a column with an image's name, then the first."""
     columns = list(table.columns.values())
     for candidates in (
         [one for one in columns if one.is_binary],
-        [one for one in columns if one.share("image") - one.share("address") >= 0.5],
+        path_columns(table),
         [one for one in columns if one.share("image address") >= 0.5],
         [one for one in columns if one.share("address") >= 0.9 and one.is_called(("url",))],
     ):
@@ -350,11 +386,17 @@ def caption_columns(
     scores: list[tuple[float, ColumnCounts]] = []
     for column in columns.values():
         points_elsewhere = max(column.share("image"), column.share("address")) > 0.1
-        is_other = column is image or column.name.lower() in (*KEY_NAMES, *SPLIT_COLUMNS)
-        if column.is_text and not points_elsewhere and not is_other:
+        is_other = column is image or column.name.lower() in (*KEY_NAMES, *SPLIT_COLUMNS) or _is_class(column)
+        if column.is_text and column.share("worded") >= 0.5 and not points_elsewhere and not is_other:
             scores.append((2 * column.is_called(CAPTION_NAMES) + 2 * column.share("spaced"), column))
     scores.sort(key=lambda scored: -scored[0])
     return [column for score, column in scores if score >= 1]
+
+
+def _is_class(column: ColumnCounts) -> bool:
+    """Whether the column has a label's name and few values that repeat, such as `traffic light`."""
+    is_few = 2 <= len(column.values) <= min(MOST_CLASSES, max(2, column.filled // 3))
+    return column.name.lower() in LABEL_NAMES and is_few and column.repeats
 
 
 def label_column(
@@ -368,7 +410,8 @@ def label_column(
     for column in table.columns.values():
         most = column.filled // 3 if caption is not None else max(2, column.filled // 3)
         is_few = 2 <= len(column.values) <= min(MOST_CLASSES, most)
-        if column is image or column is caption or column.counts["nested"] or not is_few:
+        is_other = column in (image, caption) or max(column.share("image"), column.share("address")) > 0.1
+        if is_other or column.counts["nested"] or not is_few:
             continue
         is_named = column.name.lower() in LABEL_NAMES
         if caption is None:

@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from tasks.core.errors import UsageError
 from tasks.core.folders import LocalStore, open_store
 from tasks.core.patterns import base_folder, expand, pattern_start
-from tasks.core.schema.source import GZIP, TABLES
+from tasks.core.schema.source import GZIP, NAMED_TABLES, TABLES
 from tasks.core.stores import ABSENT, AHEAD, Store, StoreUnreachable, is_hidden, is_remote, split_location
 from tasks.core.units import count, counted
 from tasks.dataset.formats import images
@@ -28,8 +28,8 @@ NIFTI = (".nii.gz", ".nii")
 NPZ = (".npz",)
 READ = f"images ({', '.join(images.DECODERS)}), tables ({', '.join(TABLES)}), .npz, .nii.gz, .nii, .tar"
 _BUILT = re.compile(r"(?:(.*)/)?versions/[0-9a-f]{12}/manifest\.json")
-_LONG = (*NIFTI, *COMPRESSED, *(suffix for suffix in TABLES if suffix.endswith(GZIP)))
-_KNOWN = (*IMAGES, *TABLES, *_LONG, ".npz", ".tar", ".txt", ".json")
+_LONG = (*NIFTI, *COMPRESSED, *(suffix for suffix in (*TABLES, *NAMED_TABLES) if suffix.endswith(GZIP)))
+_KNOWN = (*IMAGES, *TABLES, *NAMED_TABLES, *_LONG, ".npz", ".tar")
 
 
 @dataclass(frozen=True)

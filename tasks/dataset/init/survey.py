@@ -94,7 +94,9 @@ def name_of(location: str) -> str:
     mark = pattern_start(location)
     last = split_location(location[:mark])[0] if mark is not None else location
     last = last.rstrip("/").rpartition("/")[2]
-    stem = re.sub(r"\.((csv|tsv|jsonl|ndjson)(\.gz)?|parquet|tar)\Z", "", last, flags=re.IGNORECASE)
+    stem = re.sub(
+        r"\.((csv|tsv|jsonl|ndjson|json)(\.gz)?|parquet|arrow|txt|token|tar)\Z", "", last, flags=re.IGNORECASE
+    )
     if last in ("", ".", ".."):
         stem = PurePosixPath(absolute_location(last or ".")).name
     clean = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:64].rstrip("-._")

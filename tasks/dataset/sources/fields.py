@@ -24,7 +24,7 @@ NOT_A_TEXT = ("nan", "NaN")
 row_text = json.JSONEncoder(default=str, check_circular=False).encode
 """Encodes a row as JSON in ASCII, whatever its cells hold."""
 _canonical = json.JSONEncoder(sort_keys=True, ensure_ascii=False, allow_nan=False).encode
-_DECODER = json.JSONDecoder(parse_constant=lambda name: None)
+DECODER = json.JSONDecoder(parse_constant=lambda name: None)
 """Decodes NaN and Infinity, which Python writes but JSON lacks, as None."""
 
 
@@ -97,12 +97,12 @@ def parse_json(content: bytes | str) -> Any:
         text = content
         if isinstance(text, bytes):
             text = text.decode(json.detect_encoding(text), "surrogatepass")
-        value = _DECODER.decode(text)
+        value = DECODER.decode(text)
     except RecursionError:
         raise Reject("source.unreadable", "nested too deeply") from None
     except ValueError:
         raise Reject("source.unreadable", "no valid JSON") from None
-    if text.count("[") + text.count("{") > MOST_NESTED and _is_deep(value):
+    if text.count("[") + text.count("{") > MOST_NESTED and is_deep(value):
         raise Reject("source.unreadable", "nested too deeply")
     return value
 
@@ -156,11 +156,12 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _is_deep(value: Any) -> bool:
+def is_deep(value: Any) -> bool:
+    """Whether lists and objects are nested too deeply for JSON that is written again."""
     level = [value]
     for _ in range(MOST_NESTED):
-        nested = [
-            one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)
-        ]
-        level = list(chain.from_iterable(nested))
+        level = [one for one in level if isinstance(one, dict | list)]
+        if not level:
+            return False
+        level = list(chain.from_iterable(one.values() if isinstance(one, dict) else one for one in level))
     return any(isinstance(one, dict | list) for one in level)

@@ -311,7 +311,7 @@ class Files:
 
 
 def is_cache(file: str) -> bool:
-    """Whether a file is what Hugging Face's `datasets` leaves beside the files of a dataset that it has read."""
+    """Whether a file is what `datasets` leaves beside the files of a dataset that it has read."""
     return file.endswith(".arrow") and posixpath.basename(file).startswith("cache-")
 
 

@@ -22,8 +22,8 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.folders import open_store
 from tasks.core.patterns import base_folder
 from tasks.core.schema import Dataset, TableSource
-from tasks.core.schema.source import TABLES
-from tasks.core.stores import ObjectStat, absolute_location, address_key, is_remote
+from tasks.core.schema.source import NAMED_TABLES, TABLES
+from tasks.core.stores import ObjectStat, absolute_location, address_key, is_remote, without_query
 from tasks.dataset.filters import passes
 from tasks.dataset.formats.images import largest_bytes
 from tasks.dataset.keys import stem
@@ -49,7 +49,8 @@ class TableImages:
     def __init__(self, config: TableSource, dataset: Dataset, config_key: str) -> None:
         self._config = config
         self._config_key = config_key
-        self._files = Files(config.path, TABLES, f"{config_key}.path")
+        is_named = without_query(config.path).lower().endswith(NAMED_TABLES)
+        self._files = Files(config.path, NAMED_TABLES if is_named else TABLES, f"{config_key}.path")
         self._form = TextForm(config.delimiter, config.encoding)
         given = f" (it is read as {config.encoding})"
         self._fix = given if config.encoding else f"; if {WINDOWS}, give its source encoding: cp1252"

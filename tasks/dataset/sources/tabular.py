@@ -29,10 +29,11 @@ from typing import Any, BinaryIO, TextIO, cast
 
 from tasks.core.errors import DataError, UsageError, instead
 from tasks.core.folders import open_store
-from tasks.core.schema.source import GZIP, TABLES, TEXT_TABLES
+from tasks.core.schema.source import GZIP, NAMED_TABLES, TABLES, TEXT_TABLES
 from tasks.core.stores import StoreUnreachable, redact, split_location, without_query
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources.fields import RECODE, WINDOWS, TableRow, parse_json
+from tasks.dataset.sources.json_documents import JsonRows
 from tasks.dataset.sources.raw_files import unreachable
 from tasks.dataset.tar.format import LFS, LFS_POINTER
 
@@ -41,10 +42,14 @@ MOST_COLUMNS = 10_000
 LONGEST_CELL = 16 << 20
 LONGEST_LINE = 64 << 20
 """In characters."""
-USUAL = {".csv": ",", ".tsv": "\t"}
+USUAL = {".csv": ",", ".tsv": "\t", ".txt": ",", ".token": "\t"}
 """The delimiter that the suffix of a table of cells names."""
 DELIMITERS = ",\t;|"
 csv.field_size_limit(LONGEST_CELL)
+NUMBERED = ("image", "number", "caption")
+"""The columns of Flickr8k's and Flickr30k's `.token` files."""
+NUMBERED_LINE = re.compile(r"[^\t#]+\.[A-Za-z]{3,4}#\d+\t")
+BEYOND_ASCII = bytes(range(0x80, 0x100))
 _QUOTED = re.compile('"[^"]*"?')
 _NO_GZIP = (gzip.BadGzipFile, zlib.error, EOFError)
 """What reading a compressed file raises where it is cut or damaged."""
@@ -107,9 +112,9 @@ def open_table(
     if not suffix:
         raise UsageError(f"{config_key}: {place} is none of {', '.join(TABLES)}; convert it to one")
     kind = suffix.removesuffix(GZIP)
-    has_cells = kind in USUAL
+    has_cells, is_text = kind in USUAL, kind in (*TEXT_TABLES, *NAMED_TABLES)
     if form is not None:
-        form.require_text(config_key.removesuffix(".path"), place, kind in TEXT_TABLES, has_cells)
+        form.require_text(config_key.removesuffix(".path"), place, is_text, has_cells)
     file, beginning = _opened(str(location), config_key, place, suffix)
     if kind == ".parquet":
         from tasks.dataset.sources.parquet import ParquetRows  # here, so that text is listed without Arrow
@@ -124,12 +129,17 @@ def open_table(
     text = _text(file, beginning, "" if has_cells else "\n", form.encoding if form is not None else None)
     if has_cells:
         return _open_cells(place, text, USUAL[kind], form)
+    if kind == ".json":
+        document = JsonRows(place, text)
+        return OpenTable(
+            place, document.columns, iter(document), columns_vary=True, count=document.count, close=text.close
+        )
     return _open_jsonl(place, text, wanted, form)
 
 
-def first_lines(location: str, config_key: str, most: int) -> bytes:
-    """Return the whole lines among the first `most` bytes of a table of text, unpacked; raises as
-    `open_table` does."""
+def first_bytes(location: str, config_key: str, most: int) -> bytes:
+    """Return the first `most` bytes of a table of text, unpacked, without a character that is cut at their
+    end; raises as `open_table` does."""
     place, suffix = redact(location), table_suffix(without_query(location))
     file, _ = _opened(location, config_key, place, suffix)
     with file:
@@ -139,12 +149,14 @@ def first_lines(location: str, config_key: str, most: int) -> bytes:
             raise _not_unpacked(place, error) from None
         except OSError as error:
             raise unreachable(place, error) from None
-    return content if len(content) < most else content[: content.rfind(b"\n") + 1]
+    return content if len(content) < most else content.rstrip(BEYOND_ASCII)
 
 
 def table_suffix(name: str) -> str:
     """Return the suffix of a table's name in lower case, such as `.csv.gz`; "" if it is no table's."""
-    return max((suffix for suffix in TABLES if name.lower().endswith(suffix)), key=len, default="")
+    return max(
+        (suffix for suffix in (*TABLES, *NAMED_TABLES) if name.lower().endswith(suffix)), key=len, default=""
+    )
 
 
 def _opened(location: str, config_key: str, place: str, suffix: str) -> tuple[BinaryIO, bytes]:
@@ -220,17 +232,34 @@ def _delimiter(place: str, text: TextIO, usual: str) -> str:
 
     Delimiters within quotes do not count. The file is left at its beginning.
     """
-    first = next((line for line in _lines(place, text) if line.strip()), "")
-    text.seek(0)
-    header = _QUOTED.sub("", first.rstrip("\r\n"))
+    header = _QUOTED.sub("", _first_line(place, text).rstrip("\r\n"))
     if usual in header:
         return usual
     most = max(DELIMITERS, key=header.count)
     return most if most in header else usual
 
 
+def _first_line(place: str, text: TextIO) -> str:
+    """Return the first line that is not blank, and leave the file at its beginning."""
+    first = next((line for line in _lines(place, text) if line.strip()), "")
+    text.seek(0)
+    return first
+
+
+def _numbered_rows(place: str, text: TextIO) -> Iterator[TableRow]:
+    """Yield the rows of a file without header: an image, the number of its caption, and the caption."""
+    for line, cells in _tsv_rows(place, text):
+        image, sign, number = cells[0].rpartition("#")
+        if sign and number.isdigit() and len(cells) == 2:
+            yield TableRow(line, dict(zip(NUMBERED, (image, int(number), cells[1]), strict=True)))
+        else:
+            yield TableRow(line, {}, "no IMAGE#NUMBER and caption with a tab between them")
+
+
 def _open_cells(place: str, text: TextIO, usual: str, form: TextForm | None) -> OpenTable:
     stated = form.delimiter if form is not None else None
+    if stated is None and NUMBERED_LINE.match(_first_line(place, text)):
+        return OpenTable(place, list(NUMBERED), _numbered_rows(place, text), close=text.close)
     delimiter = stated or _delimiter(place, text, usual)
     has_quotes = True
     if usual == delimiter == "\t":
