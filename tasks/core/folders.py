@@ -155,7 +155,8 @@ def open_store(location: str, config_key: str = "dataset.source.path") -> Store:
     if not is_remote(location):
         return LocalStore(location)
     if not is_valid(location):
-        raise UsageError(f"{config_key}: {redact(location)} is not a valid address")
+        form = "; a dataset of the hub is hf://datasets/OWNER/NAME" if location.startswith("hf://") else ""
+        raise UsageError(f"{config_key}: {redact(location)} is not a valid address{form}")
     from tasks.core.remote.remote_stores import RemoteStore  # fsspec takes a while to import
 
     return RemoteStore(location, config_key)

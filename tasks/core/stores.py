@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from tasks.core.errors import DataError
 
-REMOTE_SCHEMES = ("s3", "gs", "https", "http")
+REMOTE_SCHEMES = ("s3", "gs", "https", "http", "hf")
 
 _PARTS = re.compile(r"([a-z0-9]+)://(?:[^/?#]*@)?([^/?#]*)([^?#]*)(?:\?([^#]*))?(?:#.*)?", re.DOTALL)
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
@@ -50,7 +50,9 @@ def is_web(location: str) -> bool:
 
 
 def is_valid(address: str) -> bool:
-    """Whether an address names a valid host or bucket."""
+    """Whether an address names a valid host, bucket, or kind of repository."""
+    if address.startswith("hf://"):
+        return address.startswith("hf://datasets/")
     if not is_web(address):
         return bool(_BUCKET.fullmatch(address.partition("://")[2].partition("/")[0]))
     found = _PARTS.fullmatch(address)

@@ -63,8 +63,8 @@ def test_a_dumped_config_is_read_back_as_it_stands(tmp_path: Path) -> None:
         ("train.batch-size=3", "train.batch-size: unknown key; did you mean batch_size?"),
         ("batch-size=3", "batch-size: unknown key; there are: name, runs, dataset, "),
         (
-            "dataset.source.delimiter=;",
-            "dataset.source.delimiter: unknown key; there are: kind, path, image, caption, templates, fields, key",
+            "dataset.source.separator=;",
+            "dataset.source.separator: unknown key; there are: kind, path, delimiter, encoding, image, root, caption, templates, fields",
         ),
         (
             "train.epochs=3",

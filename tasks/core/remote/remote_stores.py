@@ -1,4 +1,4 @@
-"""Remote stores (`s3://`, `gs://`, `https://`) through fsspec.
+"""Remote stores (`s3://`, `gs://`, `https://`, `hf://`) through fsspec.
 
 A file read in order fetches each byte once, a block ahead of its reader. Every request has a time limit and
 is tried again where that may help, so a dead server is an error within minutes and never a hang. Endpoints
@@ -22,6 +22,7 @@ from urllib.parse import unquote
 from tasks.core.errors import UsageError
 from tasks.core.files import FULL
 from tasks.core.remote import web
+from tasks.core.remote.hub_store import HubFiles
 from tasks.core.stores import (
     ABSENT,
     NotRegular,
@@ -57,6 +58,7 @@ PACKAGES = {
     "gs": ("gcsfs", "tarmac[gs]"),
     "http": ("aiohttp", "tarmac[remote]"),
     "https": ("aiohttp", "tarmac[remote]"),
+    "hf": ("huggingface_hub", "tarmac[remote]"),
 }
 TAGS = ("ETag", "etag", "md5Hash", "Content-MD5", "LastModified", "Last-Modified", "mtime")
 
@@ -282,6 +284,8 @@ def filesystem(location: str, config_key: str) -> Any:
     package, extra = PACKAGES[scheme]
     if importlib.util.find_spec(package) is None:
         raise UsageError(f"{config_key}: {scheme}:// needs the package {package}: pip install '{extra}'")
+    if scheme == "hf":
+        return HubFiles()
     import fsspec
 
     options: dict[str, Any] = {"use_listings_cache": False}
@@ -324,7 +328,7 @@ def failure(error: BaseException, location: str) -> tuple[OSError, bool]:
     """Convert the error to the OSError that a local file would raise; also return whether a retry may
     help."""
     where, code = redact(location), _code(error)
-    if isinstance(error, NotRegular | web.WrongAnswer):
+    if isinstance(error, NotRegular | web.WrongAnswer | StoreUnreachable):
         return error, False
     if isinstance(error, UnicodeError) or _is_a(error, _INVALID_URL):
         return NotRegular("no valid address"), False

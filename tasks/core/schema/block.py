@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,6 +11,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from tasks.core.stores import REMOTE_SCHEMES
 from tasks.core.units import parse_duration, parse_size
+
+_HUB = re.compile(r"hf://datasets/[^/@]+/[^/@]+")
 
 Duration = Annotated[
     int, BeforeValidator(parse_duration, json_schema_input_type=str), PlainSerializer(lambda s: f"{s}s")
@@ -26,6 +29,10 @@ def _location(value: str) -> str:
     scheme, mark, _ = value.partition("://")
     if mark and scheme not in REMOTE_SCHEMES:
         raise ValueError(f"{scheme}:// is not supported; use a path or {', '.join(REMOTE_SCHEMES)}")
+    if scheme == "hf" and mark and not _HUB.match(value):
+        raise ValueError(
+            f"{value}: an address of the hub is hf://datasets/OWNER/NAME, with @REVISION or without"
+        )
     if not value.strip() or value.startswith("pipe:"):
         raise ValueError("needs a path or an address")
     return os.path.expanduser(value)
