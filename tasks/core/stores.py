@@ -134,6 +134,14 @@ def is_hidden(file: str) -> bool:
     return not SYSTEM.isdisjoint(parts) or any(part.startswith(".") for part in parts)
 
 
+def hidden_part(file: str) -> str:
+    """Return the first part of the path that is hidden or a system's, `._*` for the files that macOS adds
+    beside others on a foreign disk; "" where none is."""
+    parts = file.split("/")
+    found = next((part for part in parts if part in SYSTEM or part.startswith(".")), "")
+    return "._*" if found.startswith("._") else found
+
+
 class ObjectStat(NamedTuple):  # created for every sample, in half the time of a frozen dataclass
     """The size in bytes, and a stamp that changes with the content: modification time or entity tag."""
 

@@ -17,7 +17,10 @@ MARK_BYTES = 4
 NAMELESS = "k"
 """The beginning of the key of a path without any ASCII letter or digit."""
 HASH_BITS = 64
-_SUFFIX = re.compile(r"\.(?:nii\.gz|nii|npz|npy|b2nd|jpe?g|jfif|png|webp|bmp|gif|tiff?)\Z", re.IGNORECASE)
+_SUFFIX = re.compile(
+    r"\.(?:nii\.gz|nii|npz|npy|b2nd|jpe?g|jpe|jfif|mpo|png|webp|avif|hei[cf]|hif|bmp|gif|tiff?)\Z",
+    re.IGNORECASE,
+)
 _KEPT = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 _CLEANED = bytes(byte if byte in _KEPT else ord("_") for byte in range(256))
 _SHARD_HASH = blake2b(digest_size=8, person=b"tarmac-shard")

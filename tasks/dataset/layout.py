@@ -39,6 +39,8 @@ FRESH = "fresh.json"
 """The file of a dataset that records when it was last found, or made, as the raw data are."""
 MIRRORED = "mirror.json"
 """The file of a dataset that records where its last version was copied to."""
+CAPTIONS = "captions"
+"""The field of a sample's `json` that lists all captions of its image, of which the first is its `txt`."""
 NAME_DIGITS = 12
 MOST_SHARDS = 1_000_000
 """The most shards of a split that a damaged table can make a reader look for: numbers have six digits."""

@@ -20,6 +20,8 @@ from tasks.dataset.layout import MANIFEST, NAME_DIGITS
 
 MOST_KINDS = 6
 """How many kinds of files a line names."""
+THUMBNAILS, HIDDEN = "thumbnails in ", "hidden in "
+"""The beginnings of the kinds of pictures that a system or a hidden folder holds."""
 Count = Annotated[int, Field(ge=0)]
 
 
@@ -77,16 +79,29 @@ class Manifest(BaseModel):
 
 
 def passed_over_lines(kinds: Mapping[str, int], is_private: bool) -> list[str]:
-    """`2 files passed over: 1 .pdf, 1 without suffix`; of private data without the kinds."""
-    if not kinds:
-        return []
-    line = f"{counted(sum(kinds.values()), 'file')} passed over"
-    if is_private:
-        return [line]
+    """`2 files passed over: 1 .pdf, 1 without suffix` and `12 thumbnails of a system passed over (@eaDir)`;
+    of private data without the kinds."""
+    marks = (THUMBNAILS, HIDDEN)
+    plain = {kind: number for kind, number in kinds.items() if not kind.startswith(marks)}
+    lines = []
+    if plain:
+        line = f"{counted(sum(plain.values()), 'file')} passed over"
+        lines.append(line if is_private else f"{line}: {_most(plain)}")
+    for mark, what in ((THUMBNAILS, "thumbnail"), (HIDDEN, "hidden picture")):
+        found = {kind.removeprefix(mark): number for kind, number in kinds.items() if kind.startswith(mark)}
+        if found:
+            of = " of a system" if mark == THUMBNAILS else ""
+            line = f"{counted(sum(found.values()), what)}{of} passed over"
+            names = next(iter(found)) if len(found) == 1 else _most(found)
+            lines.append(line if is_private else f"{line} ({names})")
+    return lines
+
+
+def _most(kinds: Mapping[str, int]) -> str:
     ordered = sorted(kinds.items(), key=lambda kind: (-kind[1], kind[0]))
     named = [f"{number:,} {kind}" for kind, number in ordered[:MOST_KINDS]]
     rest = sum(number for _, number in ordered[MOST_KINDS:])
-    return [f"{line}: {', '.join(named)}{f' and {rest:,} of other kinds' if rest else ''}"]
+    return f"{', '.join(named)}{f' and {rest:,} of other kinds' if rest else ''}"
 
 
 def content_digest(shards: Iterable[tuple[str, str]]) -> str:

@@ -21,8 +21,11 @@ from tasks.dataset.formats import images
 from tasks.dataset.formats.images import Reduce
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.formats.volumes.stored import Crop, StoredVolume
+from tasks.dataset.layout import CAPTIONS
 from tasks.dataset.rejects import Reject
 from tasks.loader.worker_state import decoding
+
+_CAPTIONS_FIELD = f'"{CAPTIONS}"'.encode()
 
 
 def image_of(members: Mapping[str, bytes], reduce: Reduce | None = None) -> Image.Image:
@@ -98,6 +101,19 @@ def decode_text(data: bytes) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"text is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}") from error
+
+
+def captions_of(members: Mapping[str, bytes]) -> list[str]:
+    """Return all captions of an image_text sample, its txt first; most samples have no other."""
+    text, document = decode_text(members["txt"]), members.get("json", b"")
+    if _CAPTIONS_FIELD not in document:
+        return [text]
+    facts = decode_json(document)
+    listed = facts.get(CAPTIONS) if isinstance(facts, dict) else None
+    is_ours = (
+        isinstance(listed, list) and listed[:1] == [text] and all(isinstance(one, str) for one in listed)
+    )
+    return list(listed) if is_ours and listed is not None else [text]
 
 
 @decoding

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -24,7 +25,8 @@ from tasks.evaluation.kinds.statistics import wilson_interval
 class ByHand:
     """Samples as (image, caption) by name, and where each image and caption lies."""
 
-    samples: Sequence[tuple[str, str]]
+    samples: Sequence[tuple[str, ...]]
+    """An image and its captions each; several stand in the sample's json."""
     places: dict[str, Sequence[float]]
     batch_size: int = 3
     member: str = "png"
@@ -35,10 +37,15 @@ class ByHand:
     def embed_images(self, split: str, extract: Callable[[Members], str]) -> Iterator[Embedded]:
         for start in range(0, len(self.samples), self.batch_size):
             part = self.samples[start : start + self.batch_size]
-            members = [{self.member: image.encode(), "txt": caption.encode()} for image, caption in part]
+            members = [self.members(*sample) for sample in part]
             keys = [f"sample_{start + place}" for place in range(len(part))]
-            rows = np.array([self.places[image] for image, _ in part], np.float32)
+            rows = np.array([self.places[image] for image, *_ in part], np.float32)
             yield Embedded(keys, rows, [extract(sample) for sample in members])
+
+    def members(self, image: str, *captions: str) -> dict[str, bytes]:
+        members = {self.member: image.encode(), "txt": captions[0].encode()}
+        several = {"json": json.dumps({"captions": captions}).encode()} if len(captions) > 1 else {}
+        return {**members, **several}
 
     def embed_texts(self, texts: Sequence[str]) -> Embeddings:
         return np.array([self.places[text] for text in texts], np.float32)
@@ -61,6 +68,27 @@ def test_volumes_are_searched_as_images_are(member: str) -> None:
     assert outcome.metrics["image_to_text_R@1"] == outcome.metrics["text_to_image_R@1"] == 1.0
     assert outcome.chance["text_to_image_R@1"] == pytest.approx((2 / 3 + 1 / 3) / 2)
     assert Retrieval().problem("val", iter([{member: b"a", "txt": b"x"}, {member: b"b", "txt": b"y"}])) == ""
+
+
+def test_captions_of_one_sample_count_as_those_of_several() -> None:
+    """Two images with three captions each: one caption lies nearer to the other image."""
+    names = {"cat": ("a cat", "a kitten", "a tiger"), "dog": ("a dog", "a hound", "a puppy")}
+    near = {name: [1.0, 0.1 * n] for n, name in enumerate(("cat", *names["cat"][:2]))}
+    near |= {name: [0.1 * n, 1.0] for n, name in enumerate(("dog", *names["dog"]))}
+    near["a tiger"] = [0.4, 0.9]
+    apart_ = ByHand([(image, caption) for image, captions in names.items() for caption in captions], near)
+    whole = ByHand([(image, *captions) for image, captions in names.items()], near)
+    one, other = Retrieval().evaluate(apart_), Retrieval().evaluate(whole)
+    assert one.metrics == other.metrics and one.intervals == other.intervals and one.chance == other.chance
+    assert other.metrics["text_to_image_R@1"] == pytest.approx(5 / 6)
+    assert other.metrics["image_to_text_R@1"] == 1.0
+    assert (one.samples, other.samples) == (6, 2)
+    assert [shown.label for shown in other.predictions] == ["a cat", "a dog"]
+    judged = other.by_sample
+    assert judged is not None
+    named = list(zip(judged.keys, judged.items or (), strict=True))
+    assert named[2:5] == [("sample_0", "caption"), ("sample_0", "caption 2"), ("sample_0", "caption 3")]
+    assert len(set(named)) == len(named) == 8
 
 
 def test_counts_what_is_found() -> None:
@@ -186,4 +214,5 @@ def test_it_is_asked_for_by_name() -> None:
 
 def test_a_sample_is_told_by_its_picture_and_caption() -> None:
     digest = hashlib.blake2b(b"pixels", digest_size=16).hexdigest()
-    assert retrieval.pair_of({"jpg": b"pixels", "json": b"{}", "txt": b" a b\n"}) == f"{digest} a b"
+    described = retrieval.image_and_captions({"jpg": b"pixels", "json": b"{}", "txt": b" a b\n"})
+    assert json.loads(described) == [digest, "a b"]

@@ -1,4 +1,5 @@
 import io
+import json
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from pydantic import ValidationError
 from tasks.core.errors import DataError
 from tasks.core.schema import ImageRules
 from tasks.dataset.formats import images
-from tasks.loader.decoders import decode_image, decode_json, decode_text, image_of
+from tasks.loader.decoders import captions_of, decode_image, decode_json, decode_text, image_of
 
 
 def saved(picture: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
@@ -123,3 +124,19 @@ def test_json() -> None:
         decode_json(b"{")
     with pytest.raises(DataError, match="JSON cannot be read"):
         decode_json(b"[" * 100_000)
+
+
+@pytest.mark.parametrize(
+    ("facts", "captions"),
+    [
+        (None, ["a cat"]),
+        ({"captions": ["a cat", "a kitten"]}, ["a cat", "a kitten"]),
+        ({"captions": ["a kitten", "a cat"]}, ["a cat"]),  # of another tool, whose txt is something else
+        ({"captions": "a cat"}, ["a cat"]),
+        ({"captions": ["a cat", 1]}, ["a cat"]),
+        (["captions"], ["a cat"]),
+    ],
+)
+def test_captions_are_those_whose_first_is_the_txt(facts: Any, captions: list[str]) -> None:
+    members = {"txt": b"a cat"} if facts is None else {"txt": b"a cat", "json": json.dumps(facts).encode()}
+    assert captions_of(members) == captions

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import pickle
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from PIL import Image, ImageOps
 from safetensors.torch import save_model
 
 from tasks.core.errors import DataError, UsageError
+from tasks.loader.order import sample_seeds
 from tasks.models import recipes
 from tasks.models.clip import clip
 from tasks.models.clip.clip import ClipRecipe
@@ -237,3 +240,21 @@ def test_loss_is_the_symmetric_cross_entropy() -> None:
     diagonal = (logits.log_softmax(0).diagonal() + logits.log_softmax(1).diagonal()) / 2
     loss = DIGITS.task(model)(batch)
     assert loss.weight == 4 and loss.sum.item() == pytest.approx(-diagonal.sum().item(), rel=1e-5)
+
+
+def test_training_draws_a_caption_per_epoch_and_evaluation_takes_the_first() -> None:
+    captions = [f"caption {number}" for number in range(5)]
+    document = json.dumps({"captions": captions}).encode()
+    sample = {"png": picture(1), "txt": captions[0].encode(), "json": document}
+    plain = {"png": picture(1), "txt": captions[0].encode()}
+    transform = DIGITS.transform(True)
+    tokens = {tuple(DIGITS.tokenize(caption)[0].tolist()): caption for caption in captions}
+    seeds = sample_seeds(np.arange(1000), 7).tolist()  # of 1,000 epochs
+    drawn = [tokens[tuple(transform(sample, seed)["text"].tolist())] for seed in seeds]
+    counts = Counter(drawn)
+    assert set(counts) == set(captions) and min(counts.values()) > 150
+    again = DIGITS.transform(True)  # as another worker, or a resumed run
+    assert [tokens[tuple(again(sample, seed)["text"].tolist())] for seed in seeds[::-100]] == drawn[::-100]
+    crops = (DIGITS.transform(True)(members, seeds[0])["image"] for members in (sample, plain))
+    assert torch.equal(*crops), "the crop does not depend on how many captions there are"
+    assert tokens[tuple(DIGITS.transform(False)(sample, None)["text"].tolist())] == captions[0]

@@ -89,6 +89,27 @@ def test_pictures_stand_where_the_text_marks_them() -> None:
     assert shown.index("Is ") < second < shown.index(" like ") < first, "nanoVLM counts them from 0"
 
 
+def test_a_system_message_stands_before_the_picture_and_is_no_target() -> None:
+    sample = chat(1)
+    document = json.loads(sample["json"])
+    recipe = recipes.load_recipe(train_block("vlm"))
+    plain, told = (
+        recipe.transform(True)({**sample, "json": json.dumps({**document, **extra}).encode()}, 1)
+        for extra in ({}, {"system": "Be short."})
+    )
+    system = "<|im_start|>system\nBe short.<|im_end|>\n"
+    shown = TEXT.tokenizer.decode(told["tokens"].tolist(), skip_special_tokens=False)
+    assert shown == system + TEXT.tokenizer.decode(plain["tokens"].tolist(), skip_special_tokens=False)
+    assert shown.index("<|im_start|>user\n<|global_image|>") == len(system)
+    before = len(told["tokens"]) - len(plain["tokens"])
+    assert told["targets"][before:].tolist() == plain["targets"].tolist()
+    assert (told["targets"][:before] == -100).all()
+    task = recipe.task(recipe.build_model())
+    assert isinstance(task, Answerer)
+    asked = task.questions({**sample, "json": json.dumps({**document, "system": "Be short."}).encode()})
+    assert TEXT.tokenizer.decode(asked[0].tokens, skip_special_tokens=False).startswith(system)
+
+
 @pytest.mark.parametrize("size", [(300, 300), (640, 480), (480, 641), (5000, 100), (10, 10), (512, 512)])
 @pytest.mark.parametrize("upscale", [True, False])
 def test_tiles_are_those_of_nanovlm(size: tuple[int, int], upscale: bool) -> None:

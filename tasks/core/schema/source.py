@@ -103,6 +103,10 @@ class TableSource(Block):
     folders left out at its front, decides how many are left out of all."""
     caption: str
     """Column with the caption. All other columns except columns of bytes go into the sample's `json`."""
+    captions: Literal["one", "all"] = "one"
+    """With `all`, the rows that share an image are one sample, and a cell may also be a list of texts: its
+    caption is the first one, and `captions` in its `json` has all of them, of which recipe `clip` draws one
+    in each epoch. Where the table holds the images themselves, the rows of one have to stand side by side."""
     templates: Annotated[list[str], Field(min_length=1)] | None = None
     """Caption templates with `{}` for the class, for a caption column that names a class, such as Hugging
     Face's `label`. Each sample's row selects one template, and the column goes into the `json` too."""
@@ -112,13 +116,17 @@ class TableSource(Block):
     key: str | Annotated[list[str], Field(min_length=1)] | None = None
     """Column with the sample's key. Unless given, the key is the image's path, or for images as bytes a
     digest of image and caption. `key: IMAGE_COLUMN` uses Hugging Face's path, if the paths are unique. A list
-    of columns combines their values into the key, for rows that share an image: `[image, caption]` where an
-    image has five captions."""
+    of columns combines their values into the key: `[image, caption]` makes a sample of each row where five
+    rows share an image; `captions: all` stores the image once."""
 
     @model_validator(mode="after")
     def _columns_differ(self) -> Self:
         if self.image == self.caption:
             raise ValueError(f"caption: column {self.caption!r} is the image's; name the one with the text")
+        if self.captions == "all" and self.templates is not None:
+            raise ValueError(
+                "templates: captions: all takes the captions as they are; remove one of the keys"
+            )
         require_places(self.templates or ())
         require_groups(self.fields)
         return self
@@ -226,18 +234,26 @@ class NiftiSource(VolumeSource):
 
 
 class ChatSource(Block):
-    """Conversations about images in nanoVLM's row format, JSONL or Parquet, one file or folder per subset."""
+    """Conversations, with or without images: JSON, JSONL or Parquet, one file or folder per subset.
+
+    Turns may be nanoVLM's `{user, assistant}`, `{from, value}` as in LLaVA and ShareGPT, or OpenAI's
+    `{role, content}`; each row shows which by itself. A system message becomes the field `system` of the
+    sample's `json`."""
 
     kind: Literal["chat"]
     path: Location
-    """A file, a folder with one file or folder per subset, or a pattern such as `raw/cauldron/*.parquet`."""
+    """A file, a folder with one file or folder per subset, or a pattern such as `raw/cauldron/*.parquet`. Of
+    `.json` files only those that the path names are read, such as `llava.json` or `raw/*.json`."""
     images: str | None = "images"
-    """Column with a row's images, a list or a single image: bytes, `{bytes, path}`, or paths relative to the
-    file. Use null if no conversation has images."""
+    """Column with a row's images, a list or a single image: bytes, `{bytes, path}`, a `data:` URI, an
+    address, or a path relative to the file. Use null if no conversation has images, or if the messages hold
+    them, as OpenAI's `image_url`."""
+    root: Location | None = None
+    """Folder or address that image paths start at instead of the file's folder."""
     texts: str = "texts"
-    """Column with the turns, a list of `{user, assistant}`; other fields of a turn are kept. Ratings of
-    turns, which `filter` may use, are read from `relevance_ratings` and similar columns. All other columns go
-    into the sample's `json`, except columns named `messages` or `ratings`, which Tarmac writes itself."""
+    """Column with the turns, such as `conversations` or `messages`; other fields of a turn are kept. Ratings
+    of turns, which `filter` may use, are read from `relevance_ratings` and similar columns. All other columns
+    go into the sample's `json`, except columns named `messages` or `ratings`, which Tarmac writes itself."""
     key: str | None = None
     """Column with the row's key within its subset. Unless given, the key is a digest of the row's content, so
     a changed row counts as one removed and one added."""

@@ -293,7 +293,7 @@ def build_facts(
         "host": socket.gethostname(),
         "engine": config.engine.build.model_dump(mode="json"),
         "python": sys.version.split()[0],
-        "versions": packages(config.dataset.modality),
+        "versions": packages(config.dataset),
         "converter": CONVERTER,
         "output": str(config.dataset.output),
     }

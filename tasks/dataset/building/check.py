@@ -10,7 +10,7 @@ from typing import Any
 from tasks.core.errors import UsageError
 from tasks.core.files import require_writable
 from tasks.core.patterns import base_folder, would_match
-from tasks.core.schema import Dataset, ShardsSource, TableSource
+from tasks.core.schema import ChatSource, Dataset, ShardsSource, TableSource
 from tasks.core.schema import Source as SourceConfig
 from tasks.core.stores import is_remote
 from tasks.dataset import splits, versions
@@ -115,8 +115,9 @@ def _paths(source: SourceConfig) -> list[str]:
 
 
 def _roots(source: SourceConfig) -> list[str]:
-    """Return the folder of a table's images where the config names it."""
-    return [source.root] if isinstance(source, TableSource) and source.root is not None else []
+    """Return the folder of the images that a table names where the config gives it."""
+    root = source.root if isinstance(source, TableSource | ChatSource) else None
+    return [] if root is None else [root]
 
 
 def _require_known_sizes(dataset: Dataset) -> None:

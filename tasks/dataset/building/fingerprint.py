@@ -21,6 +21,7 @@ from tasks.core.errors import DataError
 from tasks.core.files import digest
 from tasks.core.schema import Config, Dataset
 from tasks.dataset.build_info import read_build_info
+from tasks.dataset.formats import images
 from tasks.dataset.modalities import MODALITIES
 from tasks.dataset.sources import Container, RawSample, Source
 from tasks.dataset.tar.format import Members
@@ -59,7 +60,7 @@ def rules_digest(dataset: Dataset, *, with_filters: bool = True) -> str:
     return digest(
         {
             "converter": CONVERTER,
-            "packages": packages(dataset.modality),
+            "packages": packages(dataset),
             "modality": dataset.modality,
             "image": block["image"],
             "volume": block["volume"],
@@ -84,14 +85,20 @@ def reading_digest(dataset: Dataset) -> str:
     return digest([dataset.modality, _sources(dataset), dataset.filter if dataset.modality == "chat" else {}])
 
 
-def packages(modality: str) -> dict[str, str | None]:
-    """Return the installed versions of the modality's PACKAGES, None for one that is missing."""
+def packages(dataset: Dataset) -> dict[str, str | None]:
+    """Return the installed versions of the modality's PACKAGES, None for one that is missing.
+
+    The optional package that reads HEIC counts only where `encode` names a format to store such images in,
+    and only where it is installed: then installing it makes the rejects be tried again.
+    """
     found: dict[str, str | None] = {}
-    for name in PACKAGES[modality]:
+    for name in PACKAGES[dataset.modality]:
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             found[name] = None
+    if dataset.image.encode != "keep" and images.can_read_heic():
+        found["pillow-heif"] = metadata.version("pillow-heif")
     return found
 
 
@@ -136,7 +143,7 @@ def is_converted_alike(version: Path, dataset: Dataset) -> bool:
         built = Dataset.model_validate(info.dataset)
     except (DataError, ValidationError):
         return False
-    is_same_program = info.converter == CONVERTER and info.versions == packages(dataset.modality)
+    is_same_program = info.converter == CONVERTER and info.versions == packages(dataset)
     digests = (partial(rules_digest, with_filters=False), reading_digest)
     same = all(digest_of(built) == digest_of(dataset) for digest_of in digests)
     return is_same_program and same

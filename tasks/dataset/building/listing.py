@@ -47,7 +47,8 @@ AT_ONCE = 1000
 """Samples per write and per progress report."""
 NOTE = "samples listed"
 SAME_KEY = {
-    "table": "suffixes do not count, and rows of one image need key: [IMAGE, CAPTION]",
+    "table": "suffixes do not count, and rows of one image need captions: all (side by side where they hold "
+    "it) or key: [IMAGE, CAPTION]",
     "image_folder": "suffixes do not count",
     "shards": "tars that each begin to count anew need key: place",
 }

@@ -30,7 +30,15 @@ LARGEST_TEXT = 32 << 20
 """JSON with more bytes is not judged, because parsing may take thirty times as much memory."""
 LONGEST = 200
 """The most characters of a decoder's message."""
-KINDS = {"jpeg": "jpg", "jpe": "jpg", "jfif": "jpg", "mpo": "jpg", "tif": "tiff"}
+KINDS = {
+    "jpeg": "jpg",
+    "jpe": "jpg",
+    "jfif": "jpg",
+    "mpo": "jpg",
+    "tif": "tiff",
+    "heif": "heic",
+    "hif": "heic",
+}
 """The name of an image's format, for suffixes that differ from it."""
 
 
@@ -47,6 +55,8 @@ def image_of(suffix: str) -> Callable[[bytes], None]:
     expected = KINDS.get(suffix, suffix)
 
     def check(content: bytes) -> None:
+        if expected == "heic" and not images.can_read_heic():
+            raise Unjudged
         kind = images.check_image(content, images.ANY_SIZE)
         if kind != expected:
             raise ValueError(f"holds a {kind}")

@@ -9,6 +9,9 @@ EXIF, because most programs that read shards ignore it. PNG and lossless WebP lo
 other WebP are re-encoded, JPEG with its own quantisation tables, so a picture whose sides are multiples of
 16, as a camera's are, loses little more than rounding (55 dB).
 
+HEIC is read by pillow-heif, an optional package, which turns a picture as its container says and ignores its
+EXIF, as the format wants it.
+
 If a file has several frames or pictures (animated WebP and PNG, MPO), the first is the image, as it is for
 training code that opens the file. The others are not decoded, and stay in the file if it is kept.
 """
@@ -18,6 +21,7 @@ from __future__ import annotations
 import io
 import logging
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import numpy as np
@@ -41,10 +45,12 @@ logger = logging.getLogger(__name__)
 
 MEMBERS = ("jpg", "png", "webp")
 """Suffixes of images in shards; other formats can be read, and are re-encoded."""
-SUFFIXES = ("jpg", "jpeg", "jpe", "jfif", "mpo", "png", "webp", "avif", "bmp", "gif", "tif", "tiff")
+HEIC = ("heic", "heif", "hif")
+GET_HEIC = "pip install 'tarmac[heic]'"
+SUFFIXES = ("jpg", "jpeg", "jpe", "jfif", "mpo", "png", "webp", "avif", "bmp", "gif", "tif", "tiff", *HEIC)
 """Suffixes of files in formats that can be read, in lower case."""
 UNREAD = (
-    *("heic", "heif", "hif", "jxl", "jp2", "j2k", "jpf", "jpx", "jxr"),
+    *("jxl", "jp2", "j2k", "jpf", "jpx", "jxr"),
     *("svg", "svgz", "eps", "psd", "xcf", "ico", "icns", "tga", "pcx", "dds"),
     *("ppm", "pgm", "pbm", "pnm", "pfm", "exr", "hdr"),
     *("dng", "raw", "cr2", "cr3", "crw", "nef", "arw", "orf", "rw2", "raf", "pef", "srw"),
@@ -54,6 +60,21 @@ BYTES_PER_PIXEL = 8
 """The size of a pixel in 16-bit RGBA."""
 SLACK = 1 << 20
 
+
+def can_read_heic() -> bool:
+    """Whether the package that reads HEIC is installed."""
+    return find_spec("pillow_heif") is not None
+
+
+def _open_heic(file: io.BytesIO) -> ImageFile:
+    if not can_read_heic():
+        raise Reject("image.undecodable", f"heic is read with pillow-heif: {GET_HEIC}")
+    from pillow_heif import HeifImageFile  # its library is loaded only where there is such an image
+
+    image: ImageFile = HeifImageFile(file)  # type: ignore[no-untyped-call]
+    return image
+
+
 DECODERS: dict[str, Callable[[io.BytesIO], ImageFile]] = {
     "jpg": JpegImageFile,
     "png": PngImageFile,
@@ -62,6 +83,7 @@ DECODERS: dict[str, Callable[[io.BytesIO], ImageFile]] = {
     "bmp": BmpImageFile,
     "gif": GifImageFile,
     "tiff": TiffImageFile,
+    "heic": _open_heic,
 }
 ENCODERS: dict[str, dict[str, object]] = {
     "jpg": {"format": "JPEG", "quality": 92},
@@ -189,8 +211,8 @@ def _parse(data: bytes, rules: ImageRules) -> tuple[str, ImageFile]:
         raise Reject("image.not_an_image", f"it is {described(data)}")
     try:
         image = DECODERS[kind](io.BytesIO(data))
-    except MemoryError:
-        raise  # a fault of this host, not of the image
+    except (MemoryError, Reject):
+        raise  # a fault of this host, not of the image, or one that is described already
     except Image.DecompressionBombError:  # from WebP's decoder, before it makes its canvas
         raise Reject("image.too_large", f"more than {rules.max_pixels:,} pixels") from None
     except Exception as error:  # noqa: BLE001 - decoders raise anything on a torn header

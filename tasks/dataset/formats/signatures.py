@@ -18,7 +18,10 @@ BEGINNINGS = {
     b"\0\0\0\x0cjP  ": "a JPEG 2000 image",
 }
 AVIF = (b"avif", b"avis")
-HEIC = (b"heic", b"heix", b"hevc", b"mif1")
+HEIC = (
+    *(b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"hevm", b"hevs"),
+    *(b"mif1", b"msf1"),
+)
 """Brands of the container format that MP4 videos use too."""
 MARKUP = {"<!doctype html": "HTML", "<html": "HTML", "<svg": "SVG", "<": "XML", "{": "JSON", "[": "JSON"}
 
@@ -37,8 +40,11 @@ def image_kind(data: bytes) -> str | None:
         return "tiff"
     if data[4:8] == b"ftyp":  # an ISO base media file: its main brand, and the compatible ones
         end = min(int.from_bytes(data[:4]), START)
-        if not {data[8:12], *(data[place : place + 4] for place in range(16, end, 4))}.isdisjoint(AVIF):
+        brands = {data[8:12], *(data[place : place + 4] for place in range(16, end, 4))}
+        if not brands.isdisjoint(AVIF):
             return "avif"
+        if not brands.isdisjoint(HEIC):
+            return "heic"
     return "bmp" if data.startswith(b"BM") else None
 
 
@@ -63,7 +69,7 @@ def described(data: bytes) -> str:
         if start.startswith(beginning):
             return name
     if start[4:8] == b"ftyp":
-        return "a HEIC image" if start[8:12] in HEIC else "a video"
+        return "a video"
     try:
         text = codecs.getincrementaldecoder("utf-8-sig")().decode(start)  # the last character may be cut
     except UnicodeDecodeError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,6 +16,7 @@ from typing import Any
 
 from tasks.core.stores import is_remote
 from tasks.core.units import count, counted
+from tasks.dataset.formats.images import GET_HEIC, can_read_heic
 from tasks.dataset.init.columns import (
     KEY_NAMES,
     MOST_DISTINCT,
@@ -44,12 +45,23 @@ from tasks.dataset.init.evidence import (
 from tasks.dataset.init.image_places import ImagePlace, is_image_there, place_of_images
 from tasks.dataset.init.inventory import IMAGES, Inventory, suffix_of
 from tasks.dataset.keys import stem
+from tasks.dataset.layout import CAPTIONS
 from tasks.dataset.sources.fields import object_of
-from tasks.dataset.sources.image_folder import UNREAD, UNSTORABLE
+from tasks.dataset.sources.image_folder import HEIC, UNREAD, UNSTORABLE
 from tasks.dataset.sources.raw_files import read_file
 from tasks.dataset.splits import FOLDERS
 
 GROUP_NAMES = ("patient", "subject", "patient_id", "subject_id", "group", "group_id", "product_id", "user_id")
+_MONTH = (
+    r"(?:0?[1-9]|1[0-2]|jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?"
+    r"|sep(?:tember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)"
+)
+_DAY = r"(?:[-_. ]?(?:0[1-9]|[12]\d|3[01]))"
+DATED = re.compile(
+    rf"(?:^|/)((?:19|20)\d\d(?:[-_./ ]?{_MONTH}{_DAY}?(?![a-z0-9])[^/]*(?:/[^/]*\d[^/]*)?)?)$", re.IGNORECASE
+)
+"""A folder that is named by a date, as cameras and photo libraries do: `2019`, `2019/05`, `2019-05-01
+Rome`."""
 SPLIT_FOLDERS = {"train", "val", "valid", "validation", "test"}
 FEWEST = 0.1
 """Captions for a smaller share of the images are files of something else."""
@@ -81,13 +93,22 @@ def without_captions(inventory: Inventory) -> str:
     name = images[0].rpartition("/")[2]
     by_class = "or sort the images into one folder per class"
     folders = {posixpath.basename(posixpath.dirname(image)) for image in images}
-    if len(folders) == 1 and not folders <= {"", *SPLIT_FOLDERS}:
+    if date := date_folder(images):
+        by_class = f"{by_class}: folders named by dates ({shown(date)}) name no classes"
+    elif len(folders) == 1 and not folders <= {"", *SPLIT_FOLDERS}:
         others = f"images of others into folders beside {shown(min(folders))}/"
         by_class = f"or, as a single class leaves no choice, {others}"
     return (
         f"no captions for {counted(len(images), 'image')}: put {shown(stem(name))}.txt beside {shown(name)}, "
         f"a table with columns file,caption into the folder, {by_class}"
     )
+
+
+def unread_heic(inventory: Inventory) -> Iterator[str]:
+    """Yield what to install where there are HEIC images that this installation does not read."""
+    found = inventory.of(HEIC)
+    if found and not can_read_heic():
+        yield f"{counted(len(found), 'image')} in {suffix_of(found[0])} will be rejected: {GET_HEIC}"
 
 
 def unused_table(inventory: Inventory, table: SurveyedTable) -> str:
@@ -138,11 +159,13 @@ def _of_table(inventory: Inventory, table: SurveyedTable) -> Reading | None:
     each = inventory.mean_size(inventory.of(IMAGES)) or USUAL_BYTES
     if image.is_binary:
         each = sum(map(inventory.size, table.files)) / max(table.rows, 1)
-    shards = propose_shards(table.rows, each, is_kept=rules.is_alternative and not place.is_fetched)
-    dataset = [rules, *_splits(table, image, is_named=bool(split_pattern)), shards]
+    is_joined = any(one.key == "captions" for one in captioned)
+    samples = table.rows - round(table.rows * image.share("again")) if is_joined else table.rows
+    shards = propose_shards(samples, each, is_kept=rules.is_alternative and not place.is_fetched)
+    dataset = [rules, *_splits(table, image, samples, is_named=bool(split_pattern)), shards]
     source = [one for one in source if one.value not in (None, {"split": ""})]
     grade = min(place.grade, 1) if warnings else place.grade
-    reading = Reading("table", what, "image_text", table.rows, grade, source, dataset, warnings)
+    reading = Reading("table", what, "image_text", samples, grade, source, dataset, warnings)
     return replace(reading, label=labelled, reject_budget=place.reject_budget)
 
 
@@ -206,7 +229,14 @@ def _shares_images(image: ColumnCounts) -> bool:
 
 
 def _key(table: SurveyedTable, image: ColumnCounts, caption: ColumnCounts) -> Iterator[ConfigKey]:
-    if _shares_images(image):
+    if caption.holds_texts:
+        yield ConfigKey("captions", "all", "each cell is a list of texts; the first one becomes the txt")
+    elif _shares_images(image) and (CAPTIONS not in table.columns or caption.name == CAPTIONS):
+        yield ConfigKey(
+            "captions", "all", "several rows share an image, which is stored once, with all of theirs"
+        )
+        return
+    elif _shares_images(image):
         yield ConfigKey("key", [image.name, caption.name], "several rows share an image")
         return
     column = table.named(*KEY_NAMES)
@@ -224,7 +254,7 @@ def _image_rules(suffixes: Iterable[str]) -> ConfigKey:
     return ConfigKey("image", {"max_side": 1024}, "scales larger images down, once", is_alternative=True)
 
 
-def _splits(table: SurveyedTable, image: ColumnCounts, is_named: bool) -> Iterator[ConfigKey]:
+def _splits(table: SurveyedTable, image: ColumnCounts, samples: int, is_named: bool) -> Iterator[ConfigKey]:
     """Split by the column or the files that name splits, else by key; alternatives come after it."""
     if is_named:
         yield ConfigKey("splits", {"from": "split"}, "as the tables are named: what is held out stays so")
@@ -232,10 +262,10 @@ def _splits(table: SurveyedTable, image: ColumnCounts, is_named: bool) -> Iterat
     named = next((one for one in table.columns.values() if one.split_names), None)
     names = named.split_names if named is not None else []
     is_usable = "train" in names and not set(names) & set(FOLDERS)
-    if named is None and _shares_images(image):
-        yield propose_splits(table.rows, image.name, "held out with all its captions")
+    if named is None and _shares_images(image) and samples == table.rows:
+        yield propose_splits(samples, image.name, "held out with all its captions")
     elif not is_usable:
-        yield propose_splits(table.rows)
+        yield propose_splits(samples)
     if named is not None:
         lacking = "" if "train" in names else "; none is called train"
         why = f"its values{table.among}: {enumerate_names(names)}{lacking}"
@@ -309,22 +339,63 @@ def _beside(inventory: Inventory, images: Sequence[str], kind: str) -> Reading |
 def _by_folder(
     inventory: Inventory, images: Sequence[str], tables: SurveyedTables, others: Sequence[Reading]
 ) -> Iterator[Reading]:
-    """Guess that the folders' names are the captions."""
-    folders = Counter(posixpath.basename(posixpath.dirname(image)) for image in images)
+    """Guess that the folders' names are the captions. A few images in no folder do not speak against it."""
+    in_folders = [image for image in images if "/" in image]
+    folders = Counter(posixpath.basename(posixpath.dirname(image)) for image in in_folders)
     names = sorted(folders)
-    if len(names) < 2 or "" in folders or set(names) <= SPLIT_FOLDERS:
+    is_guess = 2 * len(in_folders) > len(images) and not date_folder(in_folders)
+    if len(names) < 2 or set(names) <= SPLIT_FOLDERS or not is_guess:
         return
     warnings = [f"the captions are a guess, made of the folders' names: {enumerate_names(names)}"]
     used = {one.path for one in others}
     warnings += [one.warnings[0] for one in others if one.kind == "table" and one.grade == 0]
     warnings += [f"not used: {unused_table(inventory, one)}" for one in tables.joined if one.path not in used]
+    warnings += _about_folders(images, in_folders)
     sizes = sorted(folders.values())
     each = count(sizes[0]) if sizes[0] == sizes[-1] else f"{count(sizes[0])} to {count(sizes[-1])}"
-    classes = f"{count(len(names))} classes, {enumerate_names(names)}, of {each} images each"
+    classes = (
+        f"{count(len(names))} classes, {enumerate_names(names)}, of {each} images each; {_level(in_folders)}"
+    )
     why = "each sample draws one by its key; write what fits your images"
     found = [ConfigKey("captions", "folder", classes), ConfigKey("templates", ["a photo of a {}"], why)]
     reading = _of_files(inventory, images, "images in one folder per class", 1, found)
     yield replace(reading, warnings=warnings, is_guess=True, label=ConfigKey("label", "label"))
+
+
+def _level(images: Sequence[str]) -> str:
+    """Return which folder on the way to an image is taken for its class, with an example."""
+    levels = sorted({image.count("/") for image in images})
+    deepest = max(images, key=lambda image: image.count("/"))
+    name = shown(posixpath.basename(posixpath.dirname(deepest)))
+    if levels == [1]:
+        return f"the folder that an image lies in, such as {name} for {shown(deepest)}"
+    which = f"{levels[0]}" if len(levels) == 1 else f"{levels[0]} to {levels[-1]}"
+    return f"the last of {which} folders that an image lies in, such as {name} for {shown(deepest)}"
+
+
+def _about_folders(images: Sequence[str], in_folders: Sequence[str]) -> Iterator[str]:
+    """Yield what is unusual about the folders: images in none, and several of one name."""
+    loose = [image for image in images if "/" not in image]
+    if loose:
+        fix = f"move {'it' if len(loose) == 1 else 'them'} into one"
+        which = enumerate_names(loose, 3)
+        yield f"{counted(len(loose), 'image')} in no class folder ({which}), which the build rejects: {fix}"
+    parents: dict[str, dict[str, None]] = defaultdict(dict)
+    for image in in_folders:
+        parent, _, name = posixpath.dirname(image).rpartition("/")
+        parents[name][parent if parent not in SPLIT_FOLDERS else ""] = None
+    merged = [name for name, found in parents.items() if len(found) > 1]
+    if merged:
+        places = enumerate_names([f"{parent}/{merged[0]}".lstrip("/") for parent in parents[merged[0]]], 3)
+        more = f", as {counted(len(merged) - 1, 'other name')} do" if len(merged) > 1 else ""
+        yield f"folders of one name make one class: {places}{more}"
+
+
+def date_folder(images: Sequence[str]) -> str:
+    """Return an example of the folders that most of the images lie in where these are dates, such as
+    `2019/05`; "" where they are not."""
+    found = [match[1] for image in images if (match := DATED.search(posixpath.dirname(image)))]
+    return found[0] if 2 * len(found) > len(images) else ""
 
 
 def _of_files(

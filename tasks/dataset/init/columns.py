@@ -64,7 +64,8 @@ SPLIT_NAMES = {"train", "training", "val", "valid", "validation", "dev", "test",
 
 @dataclass
 class ColumnCounts:
-    """Counts of a column's filled cells by type: text, number, image, address and so on.
+    """Counts of a column's filled cells by type: text, number, image, address and so on; `texts` are lists of
+    texts, of which the first counts, and `again` are cells that repeat a value.
 
     `values` are the first distinct ones, at most MOST_DISTINCT of each table.
     """
@@ -75,6 +76,7 @@ class ColumnCounts:
     counts: Counter[str] = field(default_factory=Counter)
     repeats: bool = False
     values: dict[str, None] = field(default_factory=dict)
+    last: str = ""
 
     def add(self, cell: Any) -> None:
         if cell is None or cell == "" or cell != cell:
@@ -82,7 +84,10 @@ class ColumnCounts:
         self.filled += 1
         if isinstance(cell, list | dict):
             self.counts["nested"] += 1
-            return
+            if not (isinstance(cell, list) and cell and all(isinstance(one, str) for one in cell)):
+                return
+            self.counts["texts"] += 1
+            cell = cell[0]
         text = str(cell)
         is_address = is_remote(text)
         is_image = suffix_of(text.partition("?")[0] if is_address else text) in IMAGES
@@ -94,7 +99,10 @@ class ColumnCounts:
         self.counts["address"] += is_address
         self.counts["image"] += is_image
         self.counts["image address"] += is_address and is_image
-        self.repeats |= text in self.values
+        is_again = text in self.values or text == self.last
+        self.counts["again"] += is_again
+        self.repeats |= is_again
+        self.last = text
         if len(self.values) < MOST_DISTINCT:
             self.values[text] = None
 
@@ -126,6 +134,11 @@ class ColumnCounts:
     def is_text(self) -> bool:
         other = self.is_binary or self.is_numeric or self.counts["nested"]
         return self.counts["text"] > 0 and not other
+
+    @property
+    def holds_texts(self) -> bool:
+        """Whether nearly all cells are lists of texts, such as the captions of an image."""
+        return self.share("texts") >= 0.9
 
     @property
     def split_names(self) -> list[str]:
@@ -202,8 +215,10 @@ class SurveyedTables:
         return [f"{shown(one.file)} is not used, as it cannot be read: {one.problem}" for one in unreadable]
 
 
-def survey_tables(inventory: Inventory) -> SurveyedTables:
-    files = [file for file in inventory.of(TABLES) if not is_cache(file)] + _named_tables(inventory)
+def survey_tables(inventory: Inventory, files: Sequence[str] | None = None) -> SurveyedTables:
+    """Read the first rows of the `files`, which default to all tables of the place."""
+    if files is None:
+        files = [file for file in inventory.of(TABLES) if not is_cache(file)] + _named_tables(inventory)
     chosen = spread(files, MOST_TABLES)
     most_rows = MOST_ROWS if len(chosen) <= 4 else FEW_ROWS
     each = [survey_table(inventory, file, most_rows) for file in chosen]
@@ -387,7 +402,8 @@ def caption_columns(
     for column in columns.values():
         points_elsewhere = max(column.share("image"), column.share("address")) > 0.1
         is_other = column is image or column.name.lower() in (*KEY_NAMES, *SPLIT_COLUMNS) or _is_class(column)
-        if column.is_text and column.share("worded") >= 0.5 and not points_elsewhere and not is_other:
+        is_text = column.is_text or column.holds_texts
+        if is_text and column.share("worded") >= 0.5 and not points_elsewhere and not is_other:
             scores.append((2 * column.is_called(CAPTION_NAMES) + 2 * column.share("spaced"), column))
     scores.sort(key=lambda scored: -scored[0])
     return [column for score, column in scores if score >= 1]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import PurePosixPath
@@ -19,7 +19,8 @@ from tasks.core.stores import ABSENT, AHEAD, Store, StoreUnreachable, is_hidden,
 from tasks.core.units import count, counted
 from tasks.dataset.formats import images
 from tasks.dataset.init.evidence import LONGEST, LOOKED_AT, shown, spread
-from tasks.dataset.sources.raw_files import COMPRESSED
+from tasks.dataset.manifest import passed_over_lines
+from tasks.dataset.sources.raw_files import COMPRESSED, hidden_kind
 
 MOST_FILES = 200_000
 """File names to list at most."""
@@ -38,7 +39,7 @@ class Inventory:
 
     `given` is the place as the config names it. `is_folder` is true where that means everything below it,
     `is_cut` where there are more files than were listed. `datasets` are folders below that Tarmac built;
-    their files are not among `files`.
+    their files are not among `files`. `hidden` counts the pictures in hidden folders and a system's, by kind.
     """
 
     given: str
@@ -47,6 +48,7 @@ class Inventory:
     is_cut: bool
     is_folder: bool
     datasets: Sequence[str] = ()
+    hidden: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def counts(self) -> Counter[str]:
@@ -81,7 +83,8 @@ class Inventory:
         more = f" and {len(kinds) - 6} more kinds" if len(kinds) > 6 else ""
         cut = f" among the first {count(MOST_FILES)} files; there are more" if self.is_cut else ""
         datasets = f" besides {counted(len(self.datasets), 'dataset')}" if self.datasets else ""
-        return (", ".join(parts) or "no files") + more + cut + datasets
+        hidden = "".join(f"; {line}" for line in passed_over_lines(self.hidden, is_private=False))
+        return (", ".join(parts) or "no files") + more + cut + datasets + hidden
 
     def path(self, file: str = "") -> str:
         """Return a file's path, or the folder's, as the config names it."""
@@ -117,14 +120,25 @@ def take_inventory(location: str) -> Inventory:
         if is_pattern and not os.path.isdir(location):
             return _of_pattern(location)
         store = open_store(location, "PATH")
-        listed = list(islice((file for file in store.files() if not is_hidden(file)), MOST_FILES + 1))
+        hidden = Counter[str]()
+        listed = list(islice(_visible(store, hidden), MOST_FILES + 1))
     except StoreUnreachable:
         raise
     except OSError as error:
         where = shown(error.filename or location, LONGEST)
         raise UsageError(f"PATH: {where} cannot be listed: {error.strerror or error}") from None
     files, datasets = _without_datasets(listed[:MOST_FILES])
-    return Inventory(config_path(store.location), store, files, len(listed) > MOST_FILES, True, datasets)
+    is_cut = len(listed) > MOST_FILES
+    return Inventory(config_path(store.location), store, files, is_cut, True, datasets, hidden)
+
+
+def _visible(store: Store, hidden: Counter[str]) -> Iterator[str]:
+    """Yield the visible files, and count hidden pictures by kind."""
+    for file in store.files():
+        if not is_hidden(file):
+            yield file
+        elif kind := hidden_kind(file):
+            hidden[kind] += 1
 
 
 def _is_file(location: str) -> bool:

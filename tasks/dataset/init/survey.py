@@ -66,7 +66,8 @@ def survey(location: str) -> PlaceSurvey:
         doubt = f"{shown(unreadable[0].file)} may hold the captions of {images}, and it cannot be read"
         way_out = "To use the folders' names as captions, move it out of the folder"
         raise UsageError(shown(f"PATH: {doubt}: {unreadable[0].problem}. {way_out}", LONGEST))
-    readings = [replace(one, warnings=[*one.warnings, *tables.notes, *not_fetched]) for one in found]
+    notes = [*tables.notes, *not_fetched, *captions.unread_heic(inventory)]
+    readings = [replace(one, warnings=[*one.warnings, *notes]) for one in found]
     return PlaceSurvey(name_of(location), inventory, readings)
 
 
@@ -111,7 +112,6 @@ def _nothing_fits(inventory: Inventory, tables: SurveyedTables, location: str) -
     fix = (
         tar_folders.without_use(inventory)
         or volumes.without_reports(inventory)
-        or conversations.other_conversations(tables)
         or "; ".join(filter(None, [captions.without_captions(inventory), *about_tables]))
     )
     if inventory.datasets and not fix:

@@ -144,8 +144,9 @@ def _chat(members: Mapping[str, bytes], tile: Tile) -> None:
         messages = facts.get("messages")
         if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
             raise DataError("json: there is no list of messages")
-        pairs = ((who, message.get(who)) for message in messages for who in ("user", "assistant"))
-        turns = [(who, shorten(text, TEXT)) for who, text in pairs if isinstance(text, str)]
+        pairs = [(who, message.get(who)) for message in messages for who in ("user", "assistant")]
+        spoken = [("system", facts.get("system")), *pairs]
+        turns = [(who, shorten(text, TEXT)) for who, text in spoken if isinstance(text, str)]
         tile.turns = turns[:MESSAGES]
         if len(turns) > MESSAGES:
             tile.notes.append(counted(len(turns) - MESSAGES, "more message"))

@@ -167,7 +167,7 @@ def _changed_packages(config: Config, seals: Seals) -> str:
     if seals.info is None:
         return ""
     was = {**seals.info.versions, "Tarmac's converter": seals.info.converter}
-    now = {**packages(config.dataset.modality), "Tarmac's converter": CONVERTER}
+    now = {**packages(config.dataset), "Tarmac's converter": CONVERTER}
     changed = [name for name in now if was.get(name) not in (None, now[name])]
     return "; ".join(f"{name} {now[name]}, was {was[name]}" for name in changed)
 

@@ -1,10 +1,11 @@
-"""Conversations about images in nanoVLM's row format, as Parquet or JSON lines; each file or folder a subset.
+"""Conversations, mostly about images, as Parquet, JSON lines or a JSON array; each file or folder a subset.
 
-Parquet with images in it is read once, in order. Where rows hold paths instead, listing opens no image.
-A file that does not load costs its own rows and a warning, since nanoVLM passes over it too; it is an error
-when no file loads. A Parquet file states how many rows it has, so each unreadable row counts as a reject; any
-other file counts as one reject, which states that the number of lost rows is unknown. Where the disk or
-server is at fault and not the file, the build ends, because the next one may well read it.
+Files with the images in them (Parquet, or `data:` URIs) are read once, in order. Where rows hold paths
+instead, listing opens no image. `chat_turns` brings the turns of each row into one form. A file that does not
+load costs its own rows and a warning, since nanoVLM passes over it too; it is an error when no file loads. A
+Parquet file states how many rows it has, so each unreadable row counts as a reject; any other file counts as
+one reject, which states that the number of lost rows is unknown. Where the disk or server is at fault and not
+the file, the build ends, because the next one may well read it.
 
 A rule of `filter` on a rating works as in nanoVLM: it drops a turn, and the conversation only when no turn is
 left. The turns are therefore dropped here, and the general filter checks whether one is left.
@@ -14,12 +15,16 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from hashlib import blake2b
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tasks.core.errors import DataError
+from tasks.core.folders import open_store
 from tasks.core.schema import ChatSource, Dataset
 from tasks.core.stores import StoreUnreachable, absolute_location
 from tasks.dataset import filters
@@ -27,9 +32,10 @@ from tasks.dataset.formats.images import largest_bytes
 from tasks.dataset.modalities import rules_on_fields
 from tasks.dataset.modalities.chat import RATINGS, Conversation, check_images, parse, select
 from tasks.dataset.rejects import PASSING, Reason, Reject
+from tasks.dataset.sources.chat_turns import DATA_URI, SYSTEM, data_of, holds_data, pair_turns
 from tasks.dataset.sources.fields import TableRow, is_nothing, to_json
 from tasks.dataset.sources.protocol import Container, RawSample, fault_of
-from tasks.dataset.sources.raw_files import Files, LinkedFiles, SourceCheck
+from tasks.dataset.sources.raw_files import Files, LinkedFiles, SourceCheck, require_root
 from tasks.dataset.sources.tabular import OpenTable, open_table, require
 from tasks.dataset.tar.format import BLOCK, Members, span_bytes
 
@@ -38,10 +44,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SUFFIXES = (".parquet", ".jsonl", ".ndjson")
+SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
+ARRAYS = (".json", ".json.gz")
 RATED = {name: f"{name}_ratings" for name in RATINGS}
 """The column with each kind of rating."""
 SUBSET = "subset"
+PEEKED = 20
+"""The first rows of each file that show whether images come as `data:` URIs."""
+_NAMES_ARRAYS = re.compile(r"\.json(?![a-z])", re.IGNORECASE)
+_SUFFIX = re.compile(r"\.[^./]+(\.gz)?\Z", re.IGNORECASE)
 
 
 class ChatRows:
@@ -52,7 +63,8 @@ class ChatRows:
     def __init__(self, config: ChatSource, dataset: Dataset, config_key: str) -> None:
         self._config = config
         self._config_key = config_key
-        self._files = Files(config.path, SUFFIXES, f"{config_key}.path")
+        arrays = ARRAYS if _NAMES_ARRAYS.search(config.path) else ()  # folders hold many other .json
+        self._files = Files(config.path, (*SUFFIXES, *arrays), f"{config_key}.path")
         self._filter = rules_on_fields(dataset)
         self._limit = largest_bytes(dataset.image)
         named = (config.images, config.texts, config.key, dataset.splits.group_column, dataset.splits.column)
@@ -61,14 +73,16 @@ class ChatRows:
 
     @property
     def location(self) -> str:
-        return absolute_location(self._config.path)
+        base, root = absolute_location(self._config.path), self._config.root
+        return base if root is None else f"{base} with images in {absolute_location(root)}"
 
     @property
     def is_sequential(self) -> bool:
-        return self._config.images in self._heads[1]
+        return self._config.images in self._heads[1] or self._has_data
 
     def columns(self) -> Sequence[str]:
         columns, binary = self._heads
+        require_root(self._config.root, f"{self._config_key}.root", self.is_sequential)
         rated = [name for name, column in RATED.items() if column in columns]
         return [SUBSET, *rated, *(name for name in columns if name not in binary)]
 
@@ -85,7 +99,7 @@ class ChatRows:
         )
 
     def read(self, file: str, content: str) -> Members:
-        with SourceCheck(self._files.store):
+        with SourceCheck(self._images.store):
             images = [self._images.read(image, self._limit) for image in _images_of(file)]
         return _members(content.encode(), images)
 
@@ -99,7 +113,25 @@ class ChatRows:
 
     @cached_property
     def _images(self) -> LinkedFiles:
-        return LinkedFiles(self._files.store, f"{self._config_key}.path")
+        root = self._config.root
+        if root is None:
+            return LinkedFiles(self._files.store, f"{self._config_key}.path")
+        key = f"{self._config_key}.root"
+        return LinkedFiles(open_store(root, key), key, root)
+
+    @cached_property
+    def _has_data(self) -> bool:
+        """Whether the first rows of a file hold images as `data:` URIs. Faults are left to the listing."""
+        cells = [name for name in (self._config.images, self._config.texts) if name is not None]
+        for file in self._files.names:
+            with suppress(DataError):
+                table = self._open(file, self._wanted)
+                rows = islice(table.rows, PEEKED)
+                found = any(holds_data([row.fields.get(name) for name in cells]) for row in rows)
+                table.close()
+                if found:
+                    return True
+        return False
 
     @cached_property
     def _heads(self) -> tuple[list[str], set[str]]:
@@ -119,11 +151,15 @@ class ChatRows:
             columns |= dict.fromkeys(table.columns)
             binary |= table.binary
         if faults and not columns:
-            raise DataError(f"{self.location}: none of its files can be read; {faults[0]}")
+            raise DataError(
+                f"{absolute_location(self._config.path)}: none of its files can be read; {faults[0]}"
+            )
         for role in ("images", "texts", "key"):
             name = getattr(self._config, role)
             if name is not None and columns:
-                require(f"{self._config_key}.{role}", name, list(columns), self.location)
+                none = " (null if there are none, or the messages hold them)" if role == "images" else ""
+                where = absolute_location(self._config.path)
+                require(f"{self._config_key}.{role}", name, list(columns), where, none)
         return list(columns), binary
 
     def _open(self, file: str, wanted: Collection[str] | None) -> OpenTable:
@@ -165,7 +201,7 @@ class ChatRows:
         place = f"{self._config_key}: {file}"
         if count is None:
             logger.warning("%s is left out: %s", place, error)
-            name = file.rpartition(".")[0]
+            name = _SUFFIX.sub("", file)
             yield RawSample(name, name, file, {}, fault=fault, more_lost=True)
             return
         logger.warning("%s: %s of %s rows are left out: %s", place, count - read, count, error)
@@ -180,10 +216,11 @@ class ChatRows:
         item = RawSample(place, place, file if self.is_sequential else "", facts)
         rules, folder = self._filter, file.rpartition("/")[0]
         try:
-            images = _images(None if self._config.images is None else row.fields.get(self._config.images))
+            told = pair_turns(row.fields.get(self._config.texts))
+            images = self._images_in(row.fields, told.images)
             item = item._replace(original_key=self._key(row.fields, facts[SUBSET], images))
             ratings = {name: row.fields.get(column) for name, column in RATED.items()}
-            conversation = parse(row.fields.get(self._config.texts), ratings)
+            conversation = parse(told.pairs, ratings)
             check_images(conversation, len(images))
             left = select(
                 conversation, lambda name, rating: name not in rules or filters.meets(rules[name], rating)
@@ -191,7 +228,8 @@ class ChatRows:
             fields = facts | _ratings(left, rules, facts)
             document = b""
             if left is not None:
-                document = to_json(facts | {"messages": left.turns, "ratings": left.ratings})
+                system = {SYSTEM: told.system} if told.system else {}
+                document = to_json(facts | system | {"messages": left.turns, "ratings": left.ratings})
             images = [self._images.name(one, folder) if isinstance(one, str) else one for one in images]
             if not self.is_sequential:
                 paths = _joined([one for one in images if isinstance(one, str)])
@@ -206,6 +244,19 @@ class ChatRows:
             return item._replace(members=_members(document, contents))
         except Reject as reject:
             return item._replace(fault=fault_of(reject), may_pass=reject.reason in PASSING)
+
+    def _images_in(self, row: Mapping[str, Any], within: Sequence[Any]) -> list[bytes | str]:
+        """Return bytes or path of each of a row's images: those of its column, or those within its
+        messages."""
+        column = None if self._config.images is None else row.get(self._config.images)
+        if within and column:
+            both = f"there are images in the messages and in column {self._config.images}"
+            raise Reject("chat.images", f"{both}: remove one of them, or set images: null")
+        found = _images(list(within) or column)
+        if not self.is_sequential and any(isinstance(one, bytes) for one in found):
+            fix = "give such rows a source of their own"
+            raise Reject("chat.images", f"a data: URI, where the first rows of the source hold paths: {fix}")
+        return found
 
     def _facts(self, subset: str, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return all columns other than those of images, turns and ratings, as JSON represents them."""
@@ -232,7 +283,7 @@ class ChatRows:
 def _subset_of(file: str) -> str:
     """Return the first folder that the file lies in, or its own name."""
     folder, slash, _ = file.partition("/")
-    return folder if slash else file.rpartition(".")[0]
+    return folder if slash else _SUFFIX.sub("", file)
 
 
 def _joined(images: Sequence[str]) -> str:
@@ -261,6 +312,8 @@ def _images(value: Any) -> list[bytes | str]:
         image = (entry.get("bytes") or entry.get("path")) if isinstance(entry, dict) else entry
         if not isinstance(image, bytes | str) or image == "":
             raise Reject("chat.images", f"image {number} is neither bytes nor a path")
+        if isinstance(image, str):
+            image = data_of(image) if image.startswith(DATA_URI) else image.removeprefix("file://")
         found.append(image)
     return found
 

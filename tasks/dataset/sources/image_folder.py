@@ -1,9 +1,10 @@
 """A folder of images, with the caption of each in a file beside it, or in the name of the folder it lies in.
 
 Listing holds the names of one folder at a time and opens no file, so an image without a suffix is not
-recognised. Hidden files and those of a system (`.x`, `__MACOSX`, `@eaDir`) are no part of the data. Every
-other image and caption file is a sample, or a reject that states what it lacks or that its format is not read
-or not stored (unless the same image lies beside it in one that is). All other files count as passed over.
+recognised. Hidden files and those of a system (`.x`, `__MACOSX`, `@eaDir`) are no part of the data; pictures
+among them are counted. Every other image and caption file is a sample, or a reject that states what it lacks
+or that its format is not read or not stored (unless the same image lies beside it in one that is). All other
+files count as passed over.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 
 IMAGES = frozenset(f".{suffix}" for suffix in images.SUFFIXES)
 UNREAD = frozenset(f".{suffix}" for suffix in images.UNREAD)
-UNSTORABLE = frozenset({".avif", ".gif", ".bmp", ".tif", ".tiff"})
+HEIC = frozenset(f".{suffix}" for suffix in images.HEIC)
+UNSTORABLE = HEIC | {".avif", ".gif", ".bmp", ".tif", ".tiff"}
 """Formats that are read but that shards do not hold: `encode` has to name one that they do."""
 LARGEST_CAPTION = 16 << 20
 JSON_GROWTH = 5
@@ -50,7 +52,8 @@ class ImageFolder:
         self._suffix = "" if config.captions == "folder" else f".{config.captions}"
         self._looked_at = (IMAGES | UNREAD | {self._suffix}) - {""}
         self._limit = images.largest_bytes(dataset.image)
-        self._unstorable = UNSTORABLE if dataset.image.encode == "keep" else frozenset()
+        # A phone's HEIC gives way to the JPEG of it in any case, so that neither is a duplicate.
+        self._lesser = UNSTORABLE if dataset.image.encode == "keep" else HEIC
 
     @property
     def location(self) -> str:
@@ -107,8 +110,8 @@ class ImageFolder:
                 unread.append(file)
             else:
                 captions[name] = file, stat
-        # An image that cannot be stored as it is gives way to the same image beside it that can.
-        lesser = {image for image in found if splitext(image)[1].lower() in self._unstorable}
+        # An image that cannot be stored as it is gives way to the same image beside it that can be.
+        lesser = {image for image in found if splitext(image)[1].lower() in self._lesser}
         stored = {_stem(image) for image in found if image not in lesser}
         for image in found:
             if image not in lesser or _stem(image) not in stored:
@@ -136,7 +139,9 @@ class ImageFolder:
                 stat = ObjectStat(stat.size + size, f"{stat.stamp} {beside.size} {beside.stamp}")
             content: dict[str, Any] = {"file": file, "bytes": size}
         elif not folder:
-            return _faulty(image, folder, ("caption.missing", "lies in no folder that names its class"))
+            return _faulty(
+                image, folder, ("caption.missing", "lies in no folder that names its class: move it into one")
+            )
         else:
             caption_of_class = filled(self._config.templates, fields["label"], key_of(image))
             content = {"label": fields["label"], "caption": caption_of_class}

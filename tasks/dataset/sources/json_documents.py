@@ -1,4 +1,5 @@
-"""Rows of JSON documents: lists of objects, COCO's annotations, and Karpathy's splits of COCO and Flickr.
+"""Rows of JSON documents: lists of objects, objects one after another, COCO's annotations, and Karpathy's
+splits of COCO and Flickr.
 
 A document may hold gigabytes, so it is read value by value, twice: once for its images, which are kept in a
 database on disk, and for its columns and the number of its rows, then for the rows. Formats:
@@ -16,12 +17,13 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any, TextIO
 
 from tasks.core.errors import DataError
-from tasks.dataset.sources.fields import DECODER, Lookup, TableRow, is_deep, row_text
+from tasks.dataset.sources.fields import DECODER, MOST_NESTED, Lookup, TableRow, is_deep, row_text
 from tasks.dataset.sources.raw_files import unreachable
 
 CHUNK = 1 << 20
@@ -35,8 +37,29 @@ REPEATED = ("tokens", "sentences", "sentids")
 SPACES = re.compile(r"[ \t\n\r]*")
 
 
+def begins_list(place: str, text: TextIO) -> bool:
+    """Whether an open file is a list, or holds objects line by line; it is left at its beginning."""
+    stream = JsonStream(place, text)
+    is_list = stream.peek() == "["
+    is_lines = not is_list and stream.begins_line()
+    text.seek(0)
+    return is_list or is_lines
+
+
+def listed_rows(place: str, text: TextIO) -> Iterator[TableRow]:
+    """Yield the objects of a list, or of a file with one after another, with the line where each begins."""
+    stream = JsonStream(place, text)
+    for value in stream.elements() if stream.peek() == "[" else stream.values():
+        fault = None if isinstance(value, dict) else "no JSON object"
+        if stream.may_be_deep and is_deep(value):
+            fault = "nested too deeply"
+        yield TableRow(stream.line, {}, fault) if fault else TableRow(stream.line, value)
+    stream.require_end()
+
+
 class JsonRows:
-    """The rows of an open document, to be iterated over once; reading them to their end closes the file.
+    """The rows of an open document that is one object, to be iterated over once; reading them to their end
+    closes the file.
 
     `columns` are those of its first rows, `count` is the number of rows.
     """
@@ -76,9 +99,6 @@ class JsonRows:
         """Count the rows, read what they refer to, and return the function that yields the fields of each, or
         why it has none."""
         stream = self._stream()
-        if stream.peek() == "[":
-            self.count = stream.skip()
-            return _of_list
         if stream.peek() != "{":
             raise DataError(f"{self._place} is none of the documents that are read: {KINDS}")
         names = set()
@@ -121,11 +141,6 @@ class JsonRows:
         if "category_id" in annotation:
             fields["category"] = self._categories.get(str(annotation["category_id"]))
         return fields
-
-
-def _of_list(stream: JsonStream) -> Iterator[dict[str, Any] | str]:
-    for value in stream.elements():
-        yield value if isinstance(value, dict) else "no JSON object"
 
 
 def _of_karpathy(stream: JsonStream) -> Iterator[dict[str, Any] | str]:
@@ -173,18 +188,39 @@ class JsonStream:
     def __init__(self, place: str, text: TextIO) -> None:
         self._place, self._text = place, text
         self._buffer, self._position, self._before = "", 0, 0
+        self._start = self._counted = 0
+        self.line = 1
+        """The line where the last value begins."""
 
     def peek(self) -> str:
         """Return the next character that is no space; "" at the end."""
+        if (char := self._buffer[self._position : self._position + 1]) and char not in " \t\n\r":
+            return char
         while True:
             rest = SPACES.match(self._buffer, self._position)
             self._position = rest.end() if rest else self._position
             if self._position < len(self._buffer) or not self._read():
                 return self._buffer[self._position : self._position + 1]
 
+    def begins_line(self) -> bool:
+        """Whether the first line holds a whole object, and another object follows."""
+        line, _, rest = self._buffer[self._position :].partition("\n")
+        try:
+            return rest.lstrip().startswith("{") and isinstance(DECODER.decode(line), dict)
+        except (ValueError, RecursionError):
+            return False
+
+    @property
+    def may_be_deep(self) -> bool:
+        """Whether the last value has so many brackets that it may be nested too deeply."""
+        span = self._start, self._position
+        return sum(self._buffer.count(bracket, *span) for bracket in "[{") > MOST_NESTED
+
     def value(self) -> Any:
         self.peek()
+        self._count_lines()
         while True:
+            self._start = self._position
             try:
                 value, end = DECODER.raw_decode(self._buffer, self._position)
             except RecursionError:
@@ -207,11 +243,24 @@ class JsonStream:
     def elements(self) -> Iterator[Any]:
         """Yield the elements of the next value, a list."""
         self._take("[")
-        while self.peek() != "]":
+        char = self.peek()
+        while char != "]":
             yield self.value()
-            if self.peek() != "]":
+            char = self.peek()
+            if char != "]":
                 self._take(",")
+                char = self.peek()
         self._take("]")
+
+    def values(self) -> Iterator[Any]:
+        """Yield the values that follow each other up to the end."""
+        while self.peek():
+            yield self.value()
+
+    def require_end(self) -> None:
+        """DataError if anything follows."""
+        if self.peek():
+            raise self._error("no valid JSON: something follows its end")
 
     def members(self) -> Iterator[str]:
         """Yield the names of the next value, an object; whoever takes a name reads its value."""
@@ -223,6 +272,10 @@ class JsonStream:
             if self.peek() != "}":
                 self._take(",")
         self._take("}")
+
+    def _count_lines(self) -> None:
+        self.line += self._buffer.count("\n", self._counted, self._position)
+        self._counted = self._position
 
     def _take(self, char: str) -> None:
         if self.peek() != char:
@@ -237,9 +290,13 @@ class JsonStream:
             raise self._error(f"a value of over {LONGEST_VALUE:,} characters, as no table has it")
         try:
             more = self._text.read(max(CHUNK, waiting))
+        except (EOFError, zlib.error, UnicodeDecodeError) as error:
+            raise self._error(f"it cannot be read: {error}") from None
         except OSError as error:
             raise unreachable(self._place, error) from None
+        self._count_lines()
         self._before += self._position
+        self._start = self._counted = 0
         self._buffer, self._position = self._buffer[self._position :] + more, 0
         return bool(more)
 

@@ -36,6 +36,7 @@ from tasks.core.stores import (
     Store,
     StoreUnreachable,
     address_key,
+    hidden_part,
     host_of,
     is_hidden,
     is_remote,
@@ -44,6 +45,8 @@ from tasks.core.stores import (
     join_location,
     redact,
 )
+from tasks.dataset.formats import images
+from tasks.dataset.manifest import HIDDEN, THUMBNAILS
 from tasks.dataset.rejects import TRANSIENT, Reason, Reject
 from tasks.dataset.sources.protocol import BY_ROW, Absent, RawSample, fault_of
 from tasks.dataset.tar.format import LFS, LFS_POINTER
@@ -56,6 +59,9 @@ COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.z
 PACKED = (".gz", ".bz2", ".xz", ".zst")
 _KIND = re.compile(r"\.(?=\d*[a-z])[a-z0-9]{1,8}")
 """A suffix, but not the number of a frame (`.0001`) or the end of a title with dots in it."""
+PICTURES = frozenset(f".{suffix}" for suffix in (*images.SUFFIXES, *images.UNREAD))
+THUMBNAIL_PLACES = frozenset({"@eaDir", "__MACOSX", "._*", ".@__thumb", ".thumbnails", ".thumbs"})
+"""Where systems keep small copies of pictures, and what macOS adds beside each file."""
 AT_ONCE = 1000
 """Files to request from a remote store together."""
 ROWS_AT_ONCE = 256
@@ -144,6 +150,14 @@ def kind_of(file: str) -> str:
     return suffix if _KIND.fullmatch(suffix) else "other"
 
 
+def hidden_kind(file: str) -> str:
+    """Return the kind of a hidden file for the counts of what is passed over; "" unless it is a picture."""
+    if posixpath.splitext(file)[1].lower() not in PICTURES:
+        return ""
+    part = hidden_part(file)
+    return f"{THUMBNAILS if part in THUMBNAIL_PLACES else HIDDEN}{part}"
+
+
 def stats_of(store: Store, files: Iterable[str]) -> Iterator[tuple[str, ObjectStat]]:
     """Yield each file with its Stat while they are listed. A bucket's listing already includes it; a web
     server is asked about many files together."""
@@ -197,7 +211,8 @@ def _is_there(store: Store) -> bool:
 
 
 class RawFolder:
-    """A folder with all visible files below it, of which a source reads some; the others are counted."""
+    """A folder with all visible files below it, of which a source reads some; the others are counted, and so
+    are hidden pictures."""
 
     def __init__(self, path: str, config_key: str) -> None:
         self._path = path
@@ -239,6 +254,8 @@ class RawFolder:
         self.passed_over.clear()
         for file in self.store.files():
             if is_hidden(file):
+                if kind := hidden_kind(file):
+                    self.passed_over[kind] += 1
                 continue
             if is_read(file):
                 yield file
@@ -313,6 +330,15 @@ class Files:
 def is_cache(file: str) -> bool:
     """Whether a file is what `datasets` leaves beside the files of a dataset that it has read."""
     return file.endswith(".arrow") and posixpath.basename(file).startswith("cache-")
+
+
+def require_root(root: str | None, config_key: str, holds_images: bool) -> None:
+    """UsageError that names `config_key` for a root that is not there, or that no path starts at because the
+    files of the source hold the images."""
+    if root is not None and holds_images:
+        raise UsageError(f"{config_key}: the table holds the images themselves; remove the key")
+    if root is not None and not is_remote(root) and not os.path.isdir(root):
+        raise UsageError(f"{config_key}: there is no folder {root}; paths start at the working directory")
 
 
 def public_name(base: str, name: str) -> str:

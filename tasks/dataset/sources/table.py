@@ -9,11 +9,10 @@ address; everywhere else, including keys, it is cut (`tasks.core.stores.address_
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -27,11 +26,13 @@ from tasks.core.stores import ObjectStat, absolute_location, address_key, is_rem
 from tasks.dataset.filters import passes
 from tasks.dataset.formats.images import largest_bytes
 from tasks.dataset.keys import stem
+from tasks.dataset.layout import CAPTIONS
 from tasks.dataset.modalities import rules_on_fields
 from tasks.dataset.rejects import Reason, Reject
 from tasks.dataset.sources.fields import WINDOWS, TableRow, filled, is_nothing, row_text, text_of, to_json
 from tasks.dataset.sources.protocol import Container, RawSample, fault_of
-from tasks.dataset.sources.raw_files import Files, LinkedFiles, SourceCheck
+from tasks.dataset.sources.raw_files import Files, LinkedFiles, SourceCheck, require_root
+from tasks.dataset.sources.shared_images import JoinedRow, RowJoiner, captions_in
 from tasks.dataset.sources.tabular import OpenTable, TextForm, open_table, require
 from tasks.dataset.tar.format import Members, span_bytes
 
@@ -42,7 +43,8 @@ PATH_ALONE = "the row names a path but holds no bytes; embed the images, or give
 
 
 class TableImages:
-    """One sample per row. The row without image and caption becomes the `json` member."""
+    """One sample per row, or per image with `captions: all`. The row without image and caption becomes the
+    `json` member."""
 
     passed_over: Mapping[str, int] = {}
 
@@ -62,6 +64,10 @@ class TableImages:
         splits = {"group_by": dataset.splits.group_column, "from": dataset.splits.column}
         self._asked += [(f"dataset.splits.{key}", name) for key, name in splits.items() if name is not None]
         self._wanted = {*self._filter, *(name for _, name in self._asked)}
+        self._joiner: RowJoiner | None = None
+        if config.captions == "all":
+            same = [name for name in splits.values() if name is not None]
+            self._joiner = RowJoiner(config.image, config.caption, partial(passes, self._filter), same)
         self._unread: tuple[OpenTable, ObjectStat] | None = None
 
     @cached_property
@@ -83,7 +89,10 @@ class TableImages:
             columns.update(dict.fromkeys(table.columns))
         for key, name in self._asked:
             require(key, name, list(columns), self._first.name)
-        self._require_root()
+        if self._joiner is not None and CAPTIONS in columns and self._config.caption != CAPTIONS:
+            taken = f"lists the captions in the json's field {CAPTIONS}, which is also a column; rename that"
+            raise UsageError(f"{self._config_key}.captions: all {taken}")
+        require_root(self._config.root, f"{self._config_key}.root", self.is_sequential)
         return list(columns)
 
     def containers(self) -> Iterator[Container]:
@@ -95,9 +104,10 @@ class TableImages:
         table = self._opened(name, container.stat)
         self._require_sameness(table)
         if self.is_sequential:
-            yield from (self._item_of_bytes(name, row) for row in table.rows)
+            yield from (self._item_of_bytes(name, *row) for row in self._joined(table, name))
         else:
-            yield from self._images.with_stats(self._item_of_path(name, row) for row in table.rows)
+            rows = self._joined(table, name)
+            yield from self._images.with_stats(self._item_of_path(name, *row) for row in rows)
         if self._files.stat(name) != container.stat:
             raise DataError(f"{table.location} has changed while it was read; run again")
 
@@ -115,17 +125,8 @@ class TableImages:
 
     def stored_bytes(self, file: str, size: int, content: str) -> int:
         # The row as ASCII JSON is at least as long as the caption and the rest of the row in UTF-8.
-        return span_bytes([max(size, 0), len(content), 0, 512])
-
-    def _require_root(self) -> None:
-        """UsageError for a root that is not there, or that no path starts at."""
-        root, key = self._config.root, f"{self._config_key}.root"
-        if root is None:
-            return
-        if self.is_sequential:
-            raise UsageError(f"{key}: the table holds the images themselves; remove the key")
-        if not is_remote(root) and not os.path.isdir(root):
-            raise UsageError(f"{key}: there is no folder {root}; paths start at the working directory")
+        again = 0 if self._joiner is None else len(content)  # the first of all captions is stored twice
+        return span_bytes([max(size, 0), len(content), again, 512])
 
     @cached_property
     def _images(self) -> LinkedFiles:
@@ -186,50 +187,71 @@ class TableImages:
         for key, name in () if table.columns_vary else self._asked:
             require(key, name, table.columns, table.name)
 
-    def _item_of_path(self, table: str, row: TableRow) -> tuple[RawSample, Sequence[str] | None]:
-        """Return the row's sample and its image's name; None in its place where nothing is to be looked at,
-        as for rows that the filter leaves out."""
+    def _joined(self, table: OpenTable, name: str) -> Iterator[JoinedRow]:
+        """Yield a table's rows, those of one image joined where the config wants that."""
+        if self._joiner is None:
+            return (JoinedRow(row, row.fields) for row in table.rows)
+        if self.is_sequential:
+            return self._joiner.side_by_side(
+                table.rows, lambda row: _embedded(row.fields.get(self._config.image))[0]
+            )
+        return self._joiner.by_name(table.rows, lambda row: self._name(name, row.fields))
+
+    def _name(self, table: str, fields: Mapping[str, Any]) -> str:
+        """Return the name of a row's image; "" where it has none."""
+        written = fields.get(self._config.image)
+        if not isinstance(written, str) or not written:
+            return ""
+        return self._images.name(written, table.rpartition("/")[0])
+
+    def _item_of_path(
+        self, table: str, row: TableRow, known: Mapping[str, Any]
+    ) -> tuple[RawSample, Sequence[str] | None]:
+        """Return the row's sample, with its fields as far as they are `known` by one value, and its image's
+        name; None in its place where nothing is to be looked at, as for rows that the filter leaves out."""
         place, fields = f"{table}:{row.line}", row.fields
         if row.fault is not None:
             return RawSample(place, place, "", {}, fault=("source.unreadable", row.fault)), None
-        written = fields.get(self._config.image)
-        name = ""
-        if isinstance(written, str) and written:
-            name = self._images.name(written, table.rpartition("/")[0])
+        name = self._name(table, fields)
         if not name:  # also where the row names the source's folder
             fault: tuple[Reason, str] = "member.missing", "the row names no image"
-            return RawSample(place, place, "", fields, fault=fault), None
-        file = self._images.public_name(name)
+            return RawSample(place, place, "", known, fault=fault), None
+        file, is_wanted = self._images.public_name(name), passes(self._filter, known)
         if file != name:
-            fields = {**fields, self._config.image: self._images.address(name)}
-        original_key = self._key(fields) if self._keys else file
+            address = {self._config.image: self._images.address(name)}
+            fields, known = {**fields, **address}, {**known, **address}
+        original_key = self._key(known) if self._keys else file
         if not original_key:
-            return RawSample(place, place, file, fields, fault=self._no_key(fields)), None
-        item = RawSample(place, original_key, file, fields, row_text(fields))
-        return item, [name] if passes(self._filter, row.fields) else None
+            return RawSample(place, place, file, known, fault=self._no_key(known)), None
+        return RawSample(place, original_key, file, known, row_text(fields)), [name] if is_wanted else None
 
-    def _item_of_bytes(self, table: str, row: TableRow) -> RawSample:
+    def _item_of_bytes(self, table: str, row: TableRow, known: Mapping[str, Any]) -> RawSample:
         place = original_key = f"{table}:{row.line}"
         if row.fault is not None:
             return RawSample(place, place, table, {}, fault=("source.unreadable", row.fault))
         image, path = _embedded(row.fields.get(self._config.image))
         path = address_key(path) if path is not None and is_remote(path) else path
-        fields = {**row.fields, self._config.image: path}
+        fields, known = ({**one, self._config.image: path} for one in (row.fields, known))
         try:
             beside = self._beside(json.loads(row_text(fields)))
             if image is None:
                 raise Reject("member.missing", PATH_ALONE if path else "the row holds no image")
             if len(image) > self._limit:
                 raise Reject("image.too_large", f"{len(image):,} bytes, as no image within the limits has")
-            original_key = self._key(fields) if self._keys else _content_key(path, image, beside["txt"])
+            text = beside["txt"] if self._joiner is None else b""
+            original_key = self._key(known) if self._keys else _content_key(path, image, text)
             if not original_key:
-                raise Reject(*self._no_key(fields))
+                raise Reject(*self._no_key(known))
         except Reject as reject:
-            return RawSample(place, original_key or place, table, fields, fault=fault_of(reject))
-        return RawSample(place, original_key, table, fields, members={**beside, "image": image})
+            return RawSample(place, original_key or place, table, known, fault=fault_of(reject))
+        return RawSample(place, original_key, table, known, members={**beside, "image": image})
 
     def _beside(self, row: dict[str, Any]) -> dict[str, bytes]:
         """Return the members other than the image; Reject."""
+        if self._joiner is not None:
+            texts = captions_in(row.get(self._config.caption), self._fix)
+            further = {key: row[key] for key in row if key not in (self._config.image, self._config.caption)}
+            return {"txt": texts[0].encode(), "json": to_json({**further, CAPTIONS: texts}, self._fix)}
         caption, templates = text_of(row.get(self._config.caption), self._fix), self._config.templates
         if templates is not None:
             caption = filled(templates, caption.decode(), row_text(row)).encode()

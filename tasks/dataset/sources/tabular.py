@@ -1,4 +1,4 @@
-"""Rows of CSV, TSV, JSON lines and Parquet files, local or remote, as dictionaries with the line of each.
+"""Rows of CSV, TSV, JSON and Parquet files, local or remote, as dictionaries with the line of each.
 
 Rows are streamed: a table of any length takes the memory of a short one, also where gzip has compressed it. A
 text file is UTF-8, UTF-16 where its byte order mark indicates that, or in the encoding that the config
@@ -24,6 +24,7 @@ import re
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO, TextIO, cast
 
@@ -33,7 +34,7 @@ from tasks.core.schema.source import GZIP, NAMED_TABLES, TABLES, TEXT_TABLES
 from tasks.core.stores import StoreUnreachable, redact, split_location, without_query
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources.fields import RECODE, WINDOWS, TableRow, parse_json
-from tasks.dataset.sources.json_documents import JsonRows
+from tasks.dataset.sources.json_documents import JsonRows, begins_list, listed_rows
 from tasks.dataset.sources.raw_files import unreachable
 from tasks.dataset.tar.format import LFS, LFS_POINTER
 
@@ -129,12 +130,14 @@ def open_table(
     text = _text(file, beginning, "" if has_cells else "\n", form.encoding if form is not None else None)
     if has_cells:
         return _open_cells(place, text, USUAL[kind], form)
-    if kind == ".json":
+    if kind == ".json" and not begins_list(place, text):
         document = JsonRows(place, text)
         return OpenTable(
             place, document.columns, iter(document), columns_vary=True, count=document.count, close=text.close
         )
-    return _open_jsonl(place, text, wanted, form)
+    return _open_objects(
+        place, text, listed_rows if kind == ".json" else partial(_jsonl_rows, form=form), wanted
+    )
 
 
 def first_bytes(location: str, config_key: str, most: int) -> bytes:
@@ -211,10 +214,11 @@ def _not_unpacked(place: str, error: Exception, line: int = 1) -> DataError:
     return DataError(f"{place}: line {line} and on cannot be unpacked: {error}; download it again")
 
 
-def require(config_key: str, name: str, columns: Sequence[str], where: str) -> None:
-    """UsageError that suggests the nearest column, or lists all, when `name` is none of `columns`."""
+def require(config_key: str, name: str, columns: Sequence[str], where: str, further: str = "") -> None:
+    """UsageError that suggests the nearest column, or lists all, when `name` is none of `columns`; it ends
+    with the `further` advice."""
     if name not in columns:
-        raise UsageError(f"{config_key}: {where} has no column {name!r}; {instead(name, columns)}")
+        raise UsageError(f"{config_key}: {where} has no column {name!r}; {instead(name, columns)}{further}")
 
 
 def rows_by_key(table: OpenTable, column: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -324,9 +328,14 @@ def _tsv_rows(place: str, text: TextIO) -> Iterator[tuple[int, list[str]]]:
                 yield number, cells
 
 
-def _open_jsonl(place: str, text: TextIO, wanted: Collection[str] | None, form: TextForm | None) -> OpenTable:
+def _open_objects(
+    place: str,
+    text: TextIO,
+    rows_of: Callable[[str, TextIO], Iterator[TableRow]],
+    wanted: Collection[str] | None,
+) -> OpenTable:
     columns: dict[str, None] = {}
-    for row in _jsonl_rows(place, text, form):
+    for row in rows_of(place, text):
         columns.update(dict.fromkeys(row.fields))
         if len(columns) > MOST_COLUMNS:
             raise DataError(f"{place}:{row.line}: more than {MOST_COLUMNS:,} names of columns so far")
@@ -336,7 +345,7 @@ def _open_jsonl(place: str, text: TextIO, wanted: Collection[str] | None, form: 
 
     def rows() -> Iterator[TableRow]:
         with text:
-            yield from _jsonl_rows(place, text, form)
+            yield from rows_of(place, text)
 
     return OpenTable(place, list(columns), rows(), columns_vary=True, close=text.close)
 

@@ -2,14 +2,16 @@
 versa?
 
 Images that are the same file, and captions that are the same to the model, are one candidate each; an image
-and a caption of one sample match, as do the five captions of an image of COCO. So no right match counts as
-wrong. Source of the figures: A. Karpathy, L. Fei-Fei, "Deep visual-semantic alignments for generating image
-descriptions" (2015), section 4.2, and open_clip_train's get_clip_metrics.
+matches each caption of its samples, whether the five captions of an image of COCO are those of five samples
+or stand in the `json` of one. So no right match counts as wrong. Source of the figures: A. Karpathy, L.
+Fei-Fei, "Deep visual-semantic alignments for generating image descriptions" (2015), section 4.2, and
+open_clip_train's get_clip_metrics.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -33,7 +35,7 @@ from tasks.evaluation.contract import (
 from tasks.evaluation.kinds.statistics import wilson_interval
 from tasks.evaluation.results import KEPT_PREDICTIONS, Prediction
 from tasks.evaluation.samples import Formula, JudgedSamples
-from tasks.loader.decoders import decode_text, picture_name
+from tasks.loader.decoders import captions_of, picture_name
 
 Places = NDArray[np.intp]
 DIRECTIONS = ("image_to_text", "text_to_image")
@@ -84,29 +86,30 @@ class Retrieval(Evaluator):
                     chance[f"{name}_R@{within}"] = by_chance(found.belonging, found.candidates, within)
             metrics[f"{name}_median_rank"] = float(np.floor(np.median(found.ranks))) + 1
         shown = [
-            pairs.prediction(sample, int(to_texts.nearest[pairs.image[sample]]), to_texts.ranks)
-            for sample in range(min(KEPT_PREDICTIONS, len(pairs.image)))
+            pairs.prediction(sample, to_texts) for sample in range(min(KEPT_PREDICTIONS, len(pairs.samples)))
         ]
         by_sample = pairs.judged(to_texts, to_images)
         return EvaluationOutcome(
-            metrics, split, len(pairs.image), intervals, chance, shown, by_sample=by_sample
+            metrics, split, len(pairs.samples), intervals, chance, shown, by_sample=by_sample
         )
 
     def problem(self, split: str, samples: Iterator[Members]) -> str:
         """Check whether samples differ; usually the first two do."""
         images, captions = set[str](), set[str]()
         for members in islice(samples, self.samples):
-            digest, caption = pair_of(members).split(" ", 1)
+            digest, *of_image = json.loads(image_and_captions(members))
             images.add(digest)
-            captions.add(caption)
+            captions.update(of_image)
             if min(len(images), len(captions)) > 1:
                 return ""
         return all_alike("captions" if len(captions) == 1 else "images", split)
 
     def _pairs(self, subject: Subject, split: str) -> Pairs:
-        found = Embedded.join(subject.embed_images(split, pair_of), self.samples)
-        digests, captions = zip(*(name.split(" ", 1) for name in found.extracted), strict=True)
-        images, image = _distinct(digests)
+        found = Embedded.join(subject.embed_images(split, image_and_captions), self.samples)
+        described = [json.loads(text) for text in found.extracted]
+        owners = [(sample, n) for sample, (_, *its) in enumerate(described) for n in range(len(its))]
+        captions = [described[sample][1 + n] for sample, n in owners]
+        images, image = _distinct([digest for digest, *_ in described])
         texts, caption = _distinct(subject.tokens(captions))
         for what, number in (("captions", len(texts)), ("images", len(images))):
             if number == 1:
@@ -114,31 +117,37 @@ class Retrieval(Evaluator):
         return Pairs(
             image_keys=[found.keys[first] for first in images],
             images=found.embeddings[images],
-            caption_keys=[found.keys[first] for first in texts],
+            caption_keys=[found.keys[owners[first][0]] for first in texts],
+            caption_items=[f"caption {owners[first][1] + 1}".removesuffix(" 1") for first in texts],
             captions=[captions[first] for first in texts],
-            image=image,
+            image=image[[sample for sample, _ in owners]],
             caption=caption,
             samples=found.keys,
+            firsts=[place for place, (_, n) in enumerate(owners) if n == 0],
         )
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """The distinct images and captions of a split, and for each sample the indices of its own among them."""
+    """The distinct images and captions of a split, and for each pair of an image and a caption of one sample
+    their indices among them."""
 
     image_keys: Sequence[str]
     """The key of the first sample with each image."""
     images: Embeddings
     caption_keys: Sequence[str]
+    caption_items: Sequence[str]
+    """Which of its sample's captions each is: `caption`, `caption 2` and so on."""
     captions: Sequence[str]
     image: Places
     caption: Places
     samples: Sequence[str]
     """The keys of all samples."""
+    firsts: Sequence[int]
+    """The pair of each sample with its first caption."""
 
     def judged(self, to_texts: RetrievalRanks, to_images: RetrievalRanks) -> JudgedSamples:
         """Return one row per query: the images first, then the captions."""
-        queries = {"image": self.image_keys, "caption": self.caption_keys}
         columns: dict[str, NDArray[np.float64]] = {}
         formulas: dict[str, Formula] = {}
         for name, found, is_of_image in zip(DIRECTIONS, (to_texts, to_images), (True, False), strict=True):
@@ -154,20 +163,19 @@ class Pairs:
             columns[f"{name}_rank"] = ranks
             formulas[f"{name}_median_rank"] = Formula("median_rank", [f"{name}_rank"])
         return JudgedSamples(
-            keys=[key for keys in queries.values() for key in keys],
-            items=[item for item, keys in queries.items() for _ in keys],
+            keys=[*self.image_keys, *self.caption_keys],
+            items=["image"] * len(self.image_keys) + list(self.caption_items),
             columns=columns,
             formulas=formulas,
         )
 
-    def prediction(self, sample: int, nearest: int, ranks: Places) -> Prediction:
+    def prediction(self, sample: int, found: RetrievalRanks) -> Prediction:
         """Return the caption nearest to a sample's image; its own where the nearest is another one of that
         image."""
-        own = self.captions[self.caption[sample]]
-        is_right = ranks[self.image[sample]] == 0
-        return Prediction(
-            key=self.samples[sample], label=own, predicted=own if is_right else self.captions[nearest]
-        )
+        image, own = self.image[self.firsts[sample]], self.captions[self.caption[self.firsts[sample]]]
+        is_right = found.ranks[image] == 0
+        nearest = self.captions[int(found.nearest[image])]
+        return Prediction(key=self.samples[sample], label=own, predicted=own if is_right else nearest)
 
 
 @dataclass(frozen=True)
@@ -188,11 +196,13 @@ def all_alike(what: str, split: str) -> str:
     )
 
 
-def pair_of(members: Members) -> str:
-    """Return a digest of a sample's image, or volume, and its caption; equal digests mean the same image."""
+def image_and_captions(members: Members) -> str:
+    """Return JSON of a digest of a sample's image, or volume, and its captions; equal digests mean the same
+    image."""
     name = stored.member_of(members) or picture_name(members)
     digest = hashlib.blake2b(members[name], digest_size=16).hexdigest()
-    return f"{digest} {decode_text(members.get('txt', b'')).strip()}"
+    captions = captions_of({"txt": b"", **members})
+    return json.dumps([digest, *(caption.strip() for caption in captions)])
 
 
 def search(queries: Embeddings, candidates: Embeddings, query: Places, candidate: Places) -> RetrievalRanks:

@@ -37,7 +37,7 @@ PAIR_BYTES = 8
 CHUNK, LEAST_CHUNKS = 250, 8
 """The samples that a process measures at a time, between two progress reports; and the fewest chunks that are
 worth further processes. A killed measurement loses about one chunk of each."""
-FORM = 1
+FORM = 2
 """It rises when lengths are counted in another way."""
 RUN = 100
 """Neighbouring samples on the disk that are measured together where not all samples are measured."""

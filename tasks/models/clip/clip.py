@@ -29,7 +29,7 @@ from torch.utils.checkpoint import checkpoint
 from tasks.core.errors import DataError, UsageError, first_line
 from tasks.core.schema.training import Pack
 from tasks.loader.collate import Batch, Collate, stack
-from tasks.loader.decoders import decode_text, image_of
+from tasks.loader.decoders import captions_of, decode_text, image_of
 from tasks.loader.workers import Transform
 from tasks.models.clip.clip_options import DIGITS_FILE, SIGMOID, ClipOptions, weights_need
 from tasks.models.clip.openclip import open_clip
@@ -244,8 +244,9 @@ class ClipTransform:
     """Maps members to `image` [height, width, 3] uint8 and `text` [context length] int64; for training with
     timm's augmentation to `image` [3, height, width] float32.
 
-    For training the image is cropped at random as open_clip's trainer does, by generators seeded per sample,
-    so that the crop depends neither on the worker nor on its earlier samples.
+    For training the image is cropped at random as open_clip's trainer does, and one of its captions is drawn,
+    by generators seeded per sample and epoch, so that neither depends on the worker or on its earlier
+    samples.
     """
 
     def __init__(self, tokenize: Tokenize, crop: Crop, training: RandomCrop | TimmCrop | None = None) -> None:
@@ -261,9 +262,16 @@ class ClipTransform:
     def __call__(self, sample: dict[str, bytes], generator_seed: int | None) -> dict[str, Any]:
         if "txt" not in sample:
             raise DataError(f"no member txt among {', '.join(sorted(sample))}; recipe clip needs a caption")
-        text = self._tokens_of(decode_text(sample["txt"]))
         if generator_seed is None or self._training is None:
+            text = self._tokens_of(decode_text(sample["txt"]))
             return {"image": self._crop(image_of(sample)), "text": text}
+        captions = captions_of(sample)
+        drawn = 0
+        if (
+            len(captions) > 1
+        ):  # by a generator of its own, so that the crop is not drawn from the same numbers
+            drawn = random.Random(f"caption {generator_seed}").randrange(len(captions))
+        text = self._tokens_of(captions[drawn])
         with _drawing_from(generator_seed):
             return {"image": self._training(sample), "text": text}
 

@@ -1,5 +1,7 @@
 """Turn conversations into nanoVLM's tokens: ChatML, image tokens first, targets only in the answers.
 
+A system message, which nanoVLM's data have none of, stands before the first turn, as ChatML has it.
+
 Source: nanoVLM's data/datasets.py and data/processors.py. Each picture becomes `<|global_image|>` and its
 image tokens and, where it is cut into several tiles, each tile's `<row_r_col_c>` and its image tokens. Where
 the text marks the places of pictures by `<image>`, they are inserted there instead. Only the tokenizers
@@ -22,7 +24,7 @@ START, END = "<|im_start|>", "<|im_end|>"
 IMAGE, WHOLE = "<|image|>", "<|global_image|>"
 LEAST_GRID = 8
 """nanoVLM defines names for 8 x 8 tiles, however many a picture is cut into."""
-USER, ASSISTANT = "user", "assistant"
+USER, ASSISTANT, SYSTEM = "user", "assistant", "system"
 NOT_A_TARGET = -100
 
 Grid = tuple[int, int]
@@ -108,12 +110,14 @@ class ChatText:
         return text
 
     def _with_pictures(self, messages: Sequence[ChatMessage], grids: Sequence[Grid]) -> list[ChatMessage]:
-        """Insert the pictures where the texts mark their places, or else before the first message."""
+        """Insert the pictures where the texts mark their places, or else before the user's first message."""
         shown = [message._replace(text=message.text.replace(IMAGE, "")) for message in messages]
         names = [self._picture(number, grid, len(grids)) for number, grid in enumerate(grids)]
         is_marked = any(PLACEHOLDER.search(message.text) for message in shown if message.role == USER)
         if not grids or not is_marked:
-            return [shown[0]._replace(text="".join(names) + shown[0].text), *shown[1:]]
+            first = next((place for place, message in enumerate(shown) if message.role == USER), 0)
+            opening = shown[first]._replace(text="".join(names) + shown[first].text)
+            return [*shown[:first], opening, *shown[first + 1 :]]
         left = iter(names)
 
         def insert(text: str) -> str:

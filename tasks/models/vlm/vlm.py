@@ -23,6 +23,7 @@ from torchvision.transforms.functional import resize
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import digest
 from tasks.core.schema.training import Pack
+from tasks.dataset.formats.checks import is_blank
 from tasks.loader.collate import Batch, Collate
 from tasks.loader.decoders import decode_image, decode_json, picture_size
 from tasks.loader.workers import Transform
@@ -30,7 +31,16 @@ from tasks.models.recipes import Recipe
 from tasks.models.task import Answerer, Loss, Question, Task
 from tasks.models.vlm import attention
 from tasks.models.vlm.attention import nonzero_of
-from tasks.models.vlm.chat_text import ASSISTANT, NOT_A_TARGET, USER, ChatMessage, ChatText, Encoded, Grid
+from tasks.models.vlm.chat_text import (
+    ASSISTANT,
+    NOT_A_TARGET,
+    SYSTEM,
+    USER,
+    ChatMessage,
+    ChatText,
+    Encoded,
+    Grid,
+)
 from tasks.models.vlm.vlm_options import VlmOptions
 from tasks.models.vlm.vlm_pretrained import load_whole
 from tasks.models.vlm.vlm_towers import (
@@ -105,7 +115,8 @@ class Chat(NamedTuple):
 
     def encode(self, sample: Mapping[str, bytes], sizes: Sequence[tuple[int, int]]) -> Encoded:
         """Encode a sample's conversation about pictures of these sizes."""
-        messages = [message for turn in _turns(sample) for message in turn]
+        system, turns = _conversation(sample)
+        messages = [*system, *(message for turn in turns for message in turn)]
         return self.text.encode(messages, [self.tiles.grid_of(*size) for size in sizes])
 
     def cut(self, pictures: Sequence[Any]) -> Tensor:
@@ -289,8 +300,9 @@ class VlmTask(Task, Answerer):
 
     def questions(self, members: Mapping[str, bytes]) -> list[Question]:
         pictures = [decode_image(members[name]) for name in _pictures(members)]
-        asked, before = [], list[ChatMessage]()
-        for question, answer in _turns(members):
+        asked = []
+        before, turns = _conversation(members)
+        for question, answer in turns:
             found = self.ask([*before, question], pictures)
             asked.append(found._replace(expected=answer.text))
             before += [question, answer]
@@ -386,14 +398,20 @@ def _pictures(members: Mapping[str, bytes]) -> list[str]:
     return sorted(name for name in members if name.partition(".")[2] in PICTURES)
 
 
-def _turns(members: Mapping[str, bytes]) -> list[tuple[ChatMessage, ChatMessage]]:
+def _conversation(
+    members: Mapping[str, bytes],
+) -> tuple[list[ChatMessage], list[tuple[ChatMessage, ChatMessage]]]:
+    """Return the system message, if there is one, and the turns."""
     if "json" not in members:
         raise DataError(f"no member json among {', '.join(sorted(members))}; recipe vlm needs a conversation")
     found = decode_json(members["json"])
     try:
-        return [
+        turns = [
             (ChatMessage(USER, turn[USER]), ChatMessage(ASSISTANT, turn[ASSISTANT]))
             for turn in found["messages"]
         ]
+        system = found.get(SYSTEM)
     except (KeyError, TypeError) as error:
         raise DataError("json: messages are not pairs of user and assistant") from error
+    is_given = isinstance(system, str) and not is_blank(system)
+    return [ChatMessage(SYSTEM, system)] if is_given else [], turns

@@ -20,6 +20,10 @@ from tests.dataset.building.prepared import changed, published
 from tests.dataset.raw import image_folder
 
 LINE = "3 files passed over: 2 without suffix, 1 .pdf"
+HIDDEN = (
+    "4 thumbnails of a system passed over (2 @eaDir, 1 .thumbnails, 1 __MACOSX)",
+    "2 hidden pictures passed over (1 #recycle, 1 lost+found)",
+)
 
 
 @pytest.fixture
@@ -42,16 +46,24 @@ def test_what_is_read_as_nothing_is_counted_everywhere(
     path = tmp_path / "config.yaml"
     path.write_text(dump(config))
     assert main(["plan", str(path)]) == 0
-    assert LINE in capsys.readouterr().out
+    planned = capsys.readouterr().out
+    assert all(line in planned for line in (LINE, *HIDDEN))
     version = published(config).version
     assert json.loads((version / "manifest.json").read_bytes())["passed_over"] == {
         ".pdf": 1,
         "without suffix": 2,
+        "thumbnails in @eaDir": 2,
+        "thumbnails in .thumbnails": 1,
+        "thumbnails in __MACOSX": 1,
+        "hidden in #recycle": 1,
+        "hidden in lost+found": 1,
     }
     assert read_manifest(version).read == 6, "a system's folders are no classes"
-    assert LINE in write_look(version, tmp_path / "look.html").path.read_text()
+    page = write_look(version, tmp_path / "look.html").path.read_text()
+    assert all(line in page for line in (LINE, *HIDDEN))
     assert main(["build", str(path)]) == 0
-    assert f"\n  {LINE}\n" in capsys.readouterr().out
+    built = capsys.readouterr().out
+    assert all(f"\n  {line}\n" in built for line in (LINE, *HIDDEN))
 
 
 def test_a_version_is_as_if_built_from_nothing(config: Config, tmp_path: Path) -> None:
@@ -62,6 +74,8 @@ def test_a_version_is_as_if_built_from_nothing(config: Config, tmp_path: Path) -
     assert second.shards_rewritten == 0 and read_manifest(second.version).passed_over[".pdf"] == 2
     for name in ("notes.PDF", "more.pdf", "noext", "dog/photo"):
         (tmp_path / "raw" / name).unlink()
+    for thumbnail in list((tmp_path / "raw").rglob("thumb.jpg")):
+        thumbnail.unlink()
     third = build(config)
     assert b"passed_over" not in (third.version / "manifest.json").read_bytes()
 
@@ -78,6 +92,7 @@ def test_of_private_data_no_kind_is_shown(config: Config, tmp_path: Path) -> Non
     version = build(changed(config, private=True)).version
     page = write_look(version, tmp_path / "look.html").path.read_text()
     assert "3 files passed over." in page and ".pdf" not in page
+    assert "4 thumbnails of a system passed over." in page and "@eaDir" not in page
 
 
 def test_volumes_and_their_tables_are_no_such_files(tmp_path: Path) -> None:

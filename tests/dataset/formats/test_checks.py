@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -53,6 +54,9 @@ SOUND: dict[str, list[Callable[[], bytes]]] = {
     "webp": [lambda: raw.png(0, kind="WEBP")],
     "mpo": [lambda: raw.png(0, kind="MPO")],
     "avif": [lambda: raw.png(0, kind="AVIF")],
+    "heic": [raw.heic],
+    "heif": [raw.heic],
+    "hif": [lambda: raw.heic(6)],
     "gif": [lambda: GIF],
     "bmp": [lambda: raw.png(0, kind="BMP")],
     "tif": [lambda: raw.png(0, kind="TIFF")],
@@ -72,6 +76,7 @@ SOUND: dict[str, list[Callable[[], bytes]]] = {
 }  # fmt: skip
 
 UNSOUND: dict[str, list[Callable[[], bytes]]] = {
+    "heic": [lambda: raw.heic()[:-20], lambda: raw.png(0)],
     "jpg": [lambda: raw.png(0, kind="JPEG")[:300], lambda: b"<html>404</html>", lambda: raw.png(0)],
     "png": [lambda: raw.png(0)[:-20], lambda: GIF],
     "gif": [lambda: GIF[:100]],
@@ -106,6 +111,11 @@ def test_sound_members_pass(suffix: str) -> None:
 def test_damaged_members_do_not(suffix: str) -> None:
     for make in UNSOUND[suffix]:
         assert judged(suffix, make()) == ([("member.undecodable", suffix)], set())
+
+
+def test_a_heic_is_not_judged_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    assert judged("heic", raw.heic(1)) == ([], {"heic"})
 
 
 def test_every_decoder_is_tried() -> None:

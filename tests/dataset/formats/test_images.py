@@ -37,7 +37,7 @@ def reason(data: bytes, rules: ImageRules = RULES) -> str:
         (b"PK\x03\x04secret", "a zip archive"),
         (gzip.compress(b"secret", mtime=0), "gzip"),
         (b"%PDF-1.7 secret", "a PDF file"),
-        (b"\0\0\0\x18ftypheic\0\0\0\0secret", "a HEIC image"),
+        (b"\0\0\0\x18ftypisom\0\0\0\0secret", "a video"),
         (
             b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
             "a Git LFS pointer and not the file itself (run git lfs pull where it was cloned)",

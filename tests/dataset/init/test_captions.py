@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
+from tasks.core.errors import UsageError
 from tasks.dataset.building.builder import build
 from tasks.dataset.building.check import check_sources
 from tasks.dataset.init import survey
@@ -37,6 +39,71 @@ def test_folders_named_after_splits_are_the_splits(tmp_path: Path) -> None:
     config = config_of(survey("raw"), tmp_path)
     assert config.dataset.splits.column == "folder"
     assert taken(config) == 12
+
+
+def test_a_loose_image_costs_itself_and_not_the_classes(tmp_path: Path) -> None:
+    for name in ("nine", "zero"):
+        pngs(tmp_path / "raw" / name, 12)
+    (tmp_path / "raw" / "cover.png").write_bytes(png(99))
+    (tmp_path / "raw" / "nine" / "@eaDir" / "0.png").mkdir(parents=True)
+    (tmp_path / "raw" / "nine" / "@eaDir" / "0.png" / "THUMB_M.jpg").write_bytes(png(98))
+    seen = survey("raw")
+    assert seen.inventory.described == "25 .png; 1 thumbnail of a system passed over (@eaDir)"
+    loose = "1 image in no class folder (cover.png), which the build rejects: move it into one"
+    assert loose in warnings(seen)
+    built = build(config_of(seen, tmp_path))
+    assert (built.read, built.accepted) == (25, 24)
+    (reject,) = pq.read_table(built.version / "rejects.parquet").to_pylist()
+    assert (reject["source"], reject["reason"]) == ("cover.png", "caption.missing")
+    assert reject["detail"] == "lies in no folder that names its class: move it into one"
+
+
+def test_as_many_loose_images_as_others_are_no_classes(tmp_path: Path) -> None:
+    classes(tmp_path / "raw")
+    pngs(tmp_path / "raw", 6)
+    with pytest.raises(UsageError, match="no captions for 12 images"):
+        survey("raw")
+
+
+def test_the_level_that_is_taken_for_the_class_is_shown(tmp_path: Path) -> None:
+    classes(tmp_path / "flat")
+    assert (
+        survey("flat")
+        .best.seen["captions"]
+        .endswith("of 3 images each; the folder that an image lies in, such as nine for nine/0.png")
+    )
+    for place in ("birds/owl", "birds/owl/young", "cats/young"):
+        pngs(tmp_path / "deep" / place, 4)
+    seen = survey("deep")
+    assert seen.best.seen["captions"] == (
+        "folder: 2 classes, owl, young, of 4 to 8 images each; the last of 2 to 3 folders that an image lies in, "
+        "such as young for birds/owl/young/0.png"
+    )
+    assert "folders of one name make one class: birds/owl/young, cats/young" in warnings(seen)
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        ("2019/05", "2019/06", "2020/01"),
+        ("2019", "2020"),
+        ("a/2019-05-01 Rome", "b/20190601"),
+        ("2021/May",) * 2,
+    ],
+)
+def test_folders_named_by_dates_are_no_classes(tmp_path: Path, places: Sequence[str]) -> None:
+    for number, place in enumerate(places):
+        pngs(tmp_path / "raw" / place, 4, prefix=str(number))
+    with pytest.raises(
+        UsageError, match=f"folders named by dates .{places[0].removeprefix('a/')}. name no classes"
+    ):
+        survey("raw")
+
+
+def test_numbers_and_models_with_a_year_are_classes(tmp_path: Path) -> None:
+    for place in ("0", "7", "12", "2012 Marlin", "Audi R8 2012"):
+        pngs(tmp_path / "raw" / place, 4)
+    assert survey("raw").best.is_guess
 
 
 def test_images_that_lack_a_caption_are_counted(tmp_path: Path) -> None:

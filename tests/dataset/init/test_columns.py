@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tasks.core.errors import UsageError
@@ -12,6 +15,7 @@ from tasks.dataset.building.builder import build
 from tasks.dataset.init import config_text, survey
 from tasks.dataset.init.survey import PlaceSurvey
 from tasks.loader.indexed import IndexedReader
+from tasks.models import recipes
 from tests.dataset import raw
 from tests.dataset.init.kinds import (
     captions_beside,
@@ -24,6 +28,8 @@ from tests.dataset.init.kinds import (
     taken,
     warnings,
 )
+from tests.dataset.raw import png
+from tests.models.examples import train_block
 from tests.picture_server import PictureServer, picture_server
 
 
@@ -125,17 +131,53 @@ def test_few_samples_are_not_evaluated_on(tmp_path: Path) -> None:
     assert config_of(seen, tmp_path).evaluate is None and "# evaluate:" in config_text(seen)
 
 
-def test_images_with_several_captions_stay_in_one_split(tmp_path: Path) -> None:
-    raw.pictures(tmp_path / "raw", 20)
-    rows = [(f"{n:04d}.png", f"picture {n}, caption {m}", "") for n in range(20) for m in range(5)]
-    raw.write_table(tmp_path / "raw", rows)
-    result = build(config_of(survey("raw"), tmp_path))
+def five_captions(folder: Path, *further: str) -> None:
+    raw.pictures(folder, 20)
+    rows = [(f"{n:04d}.png", f"picture {n}, caption {m}", "x") for n in range(20) for m in range(5)]
+    raw.write_table(folder, rows, ("file", "caption", *(further or ("label",))))
+
+
+def test_images_with_several_captions_are_stored_once(tmp_path: Path) -> None:
+    five_captions(tmp_path / "raw")
+    seen = survey("raw")
+    why = "several rows share an image, which is stored once, with all of theirs"
+    assert (seen.best.samples, seen.best.seen["captions"]) == (20, f"all: {why}")
+    assert "key" not in seen.best.seen
+    result = build(config_of(seen, tmp_path))
+    assert (result.accepted, result.rejected) == (20, 0)
+    reader = IndexedReader(result.version, "train")
+    members = reader.read(0).members
+    assert len(json.loads(members["json"])["captions"]) == 5
+    batch = recipes.load_recipe(train_block("clip")).transform(True)(members, 1)
+    assert set(batch) == {"image", "text"}
+
+
+def test_with_a_column_of_that_name_each_caption_is_a_sample_in_one_split(tmp_path: Path) -> None:
+    five_captions(tmp_path / "raw", "captions")
+    seen = survey("raw")
+    assert (seen.best.samples, seen.best.seen["key"]) == (100, "several rows share an image")
+    result = build(config_of(seen, tmp_path))
     assert (result.accepted, result.rejected) == (100, 0)
     images: dict[str, set[bytes]] = {"train": set(), "val": set()}
     for split, found in images.items():
         reader = IndexedReader(result.version, split)
         found |= {reader.read(number).members["png"] for number in range(len(reader))}
     assert images["val"] and not images["train"] & images["val"]
+
+
+def test_a_column_of_lists_holds_the_captions_of_an_image(tmp_path: Path) -> None:
+    """As Hugging Face's Flickr30k has them."""
+    (tmp_path / "raw").mkdir()
+    columns = {
+        "image": [{"bytes": png(n), "path": f"{n}.png"} for n in range(4)],
+        "caption": [[f"a photo of {n}", f"number {n} again"] for n in range(4)],
+        "sentids": [["1", "2"] for n in range(4)],
+    }
+    pq.write_table(pa.table(columns), tmp_path / "raw" / "flickr.parquet")
+    seen = survey("raw")
+    assert seen.best.seen["caption"] == "caption: “a photo of 0”, 4 different"
+    assert seen.best.seen["captions"] == "all: each cell is a list of texts; the first one becomes the txt"
+    assert build(config_of(seen, tmp_path)).accepted == 4
 
 
 @pytest.mark.parametrize("make", [table, captions_beside, img2dataset, npz])

@@ -143,9 +143,9 @@ def bad_places() -> Iterator[tuple[str, Callable[[Path], object], str]]:
         r"as a single class leaves no choice, images of others into folders beside bird/$",
     )
     yield (
-        "HEIC",
-        lambda folder: (folder / "a.heic").write_bytes(b"x"),
-        r"holds 1 \.heic; 1 image in \.heic, which is not read: convert to jpg$",
+        "JPEG XL",
+        lambda folder: (folder / "a.jxl").write_bytes(b"x"),
+        r"holds 1 \.jxl; 1 image in \.jxl, which is not read: convert to jpg$",
     )
     yield "packed", lambda folder: (folder / "a.tar.bz2").write_bytes(b""), "unpack it to .tar"
     yield "numbers", lambda folder: (folder / "a.csv").write_text("x,y\n1,2\n"), "its columns: x, y"

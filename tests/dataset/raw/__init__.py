@@ -12,12 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pillow_heif
 from blake3 import blake3
 from PIL import Image
 
 from tasks.core.config import validate
 from tasks.core.schema import Config
 
+TURNS = {
+    1: None,
+    3: Image.Transpose.ROTATE_180,
+    6: Image.Transpose.ROTATE_90,
+    8: Image.Transpose.ROTATE_270,
+}
+"""By the camera's orientation: how the sensor saw an upright picture."""
 VOLATILE = ("build.json", "inputs.arrow")
 
 
@@ -26,6 +34,18 @@ def png(seed: int, side: int = 12, kind: str = "PNG") -> bytes:
     pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, kind)
+    return file.getvalue()
+
+
+def heic(orientation: int = 1, colour: str = "red") -> bytes:
+    """A picture of 32 x 64 pixels, blue below, as a camera in that orientation writes it."""
+    upright = Image.new("RGB", (32, 64), colour)
+    upright.paste("blue", (0, 32, 32, 64))
+    turn = TURNS[orientation]
+    exif, file = Image.Exif(), io.BytesIO()
+    exif[0x0112] = orientation
+    seen = upright if turn is None else upright.transpose(turn)
+    pillow_heif.from_pillow(seen).save(file, exif=exif.tobytes(), quality=90)
     return file.getvalue()
 
 

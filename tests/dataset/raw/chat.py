@@ -85,3 +85,20 @@ def make_paths(folder: Path) -> Config:
     """Six conversations as JSON lines with image paths."""
     write_jsonl(folder / "vqa.jsonl", [row(number) for number in range(6)])
     return config(folder / "vqa.jsonl", folder / "out")
+
+
+def make_array(folder: Path) -> Config:
+    """Six conversations as LLaVA writes them, in one array, with the images in a folder of their own."""
+    rows = []
+    for number in range(6):
+        name = f"coco/{number}.png"
+        (folder / "images" / "coco").mkdir(parents=True, exist_ok=True)
+        (folder / "images" / name).write_bytes(png(number))
+        turns = [
+            {"from": "human", "value": f"<image>\nWhat is shown in {number}?"},
+            {"from": "gpt", "value": f"Picture {number}."},
+        ]
+        rows.append({"id": str(number), "image": name, "conversations": turns})
+    (folder / "llava.json").write_text(json.dumps(rows, indent=2))
+    source = {"images": "image", "texts": "conversations", "root": str(folder / "images")}
+    return config(folder / "llava.json", folder / "out", source)

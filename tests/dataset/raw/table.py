@@ -27,6 +27,17 @@ def make_of_bytes(folder: Path) -> Config:
     return config(folder, folder.with_name("out"))
 
 
+def make_of_captions(folder: Path) -> Config:
+    """Six images with three captions each, whose rows are apart, sorted by the captions."""
+    raw.pictures(folder, 6)
+    rows = [
+        (f"{n:04d}.png", f"caption {number} of {n}", str(number)) for number in range(3) for n in range(6)
+    ]
+    raw.write_table(folder, rows, ("file", "caption", "number"))
+    block = {"kind": "table", "path": str(folder / "captions.csv"), "image": "file", "caption": "caption"}
+    return raw.config(folder, folder.with_name("out"), source={**block, "captions": "all"})
+
+
 def make_of_saved(folder: Path) -> Config:
     """Two Arrow files of three rows, as `save_to_disk` of Hugging Face's `datasets` writes them."""
     folder.mkdir(parents=True)

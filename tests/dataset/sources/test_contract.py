@@ -26,9 +26,11 @@ FORMS = {
     **{kind: (kind, "make") for kind in SOURCES},
     "captions in json": ("image_folder", "make_of_json"),
     "classes": ("image_folder", "make_of_classes"),
+    "all captions of an image": ("table", "make_of_captions"),
     "images in Parquet": ("table", "make_of_bytes"),
     "images in Arrow": ("table", "make_of_saved"),
     "chat with paths": ("chat", "make_paths"),
+    "chat in an array": ("chat", "make_array"),
 }
 """Raw data of every kind of source, some of it in several forms, by the function that writes it."""
 
@@ -65,7 +67,8 @@ def members_of(source: Source, item: RawSample) -> Members:
 
 
 def path_of(config: Config, item: RawSample) -> Path:
-    path = Path(config.dataset.all_sources[0].path)
+    source = config.dataset.all_sources[0]
+    path = Path(getattr(source, "root", None) or source.path)
     return (path if path.is_dir() else path.parent) / item.file
 
 

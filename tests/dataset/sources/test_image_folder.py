@@ -85,14 +85,14 @@ def test_an_image_outside_all_classes_is_a_reject(tmp_path: Path) -> None:
 @pytest.mark.parametrize("captions", ["txt", "json", "folder"])
 def test_images_in_formats_that_are_not_read_are_counted(tmp_path: Path, captions: str) -> None:
     """But for those that lie there in another format too."""
-    write(tmp_path / "raw", "x/a.HEIC", "x/a.txt", "x/a.json", "x/b.jxl", "x/c.svg", "x/d.jpg", "x/d.nef")
+    write(tmp_path / "raw", "x/a.JP2", "x/a.txt", "x/a.json", "x/b.jxl", "x/c.svg", "x/d.jpg", "x/d.nef")
     write(tmp_path / "raw", "x/d.txt", "x/d.json", "x/e.JPE", "x/e.txt", "x/e.json", "x/notes.pdf")
     field = {"field": "caption"} if captions == "json" else {}
     items = listed(source(image_folder.config(tmp_path / "raw", captions=captions, **field)))
     assert [(item.file, item.fault) for item in items] == [
         ("x/d.jpg", None),
         ("x/e.JPE", None),
-        ("x/a.HEIC", ("image.undecodable", ".heic is not read; convert it")),
+        ("x/a.JP2", ("image.undecodable", ".jp2 is not read; convert it")),
         ("x/b.jxl", ("image.undecodable", ".jxl is not read; convert it")),
         ("x/c.svg", ("image.undecodable", ".svg is not read; convert it")),
     ]
