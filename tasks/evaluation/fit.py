@@ -88,6 +88,28 @@ def _split_of(evaluator: Evaluator, task: TaskSpec, version: Path, left_out: lis
     return split
 
 
+def require_held_out(config: Config) -> None:
+    """Raise UsageError for a task whose split a build by `dataset.splits` does not make. A split that a
+    column of the data names shows only in the version."""
+    if config.dataset.splits.column is not None:
+        return
+    splits = ["train", *(name for name, share in config.dataset.splits.shares.items() if share > 0)]
+    for task in evaluators.tasks_of(config):
+        evaluator = evaluators.load_evaluator(task)
+        if not evaluator.judges_samples or evaluator.dataset is not None:
+            continue
+        if (evaluator.split or held_out(splits)) in splits:
+            continue
+        if evaluator.split:
+            problem = f"{task.kind} judges the split {evaluator.split}"
+        elif len(splits) > 1:
+            problem = "name the one to judge by split: NAME"
+        else:
+            problem = "hold a part out, such as by --set dataset.splits.val=0.1"
+        made = f"dataset.splits makes {' and '.join(splits)}"
+        raise UsageError(f"evaluate.tasks: {task.name}: {made}; {problem}")
+
+
 def doubtful_classes(config: Config, version: Path | None) -> Iterator[str]:
     """Yield a warning for each zero-shot task whose classes are numbers that no caption contains, as in a
     table without the names of its classes. Without a version the first rows of the tables are read."""

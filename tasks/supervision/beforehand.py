@@ -12,7 +12,7 @@ from pathlib import Path
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config, TableSource
 from tasks.evaluation.evaluators import load_evaluator, tasks_of
-from tasks.evaluation.fit import require_fit
+from tasks.evaluation.fit import require_fit, require_held_out
 from tasks.models import hub
 from tasks.models.fetch import require_offered
 from tasks.models.hub import Lack
@@ -40,7 +40,9 @@ def require_startable(
     if version is not None:
         require_fit(config, version)
         batch = overfull(config, version)
-    elif config.train is not None and most is not None and len(config.train.data or ()) < 2:
+    else:
+        require_held_out(config)
+    if version is None and config.train is not None and most is not None and len(config.train.data or ()) < 2:
         batch = overfull_of(config.train, most, "samples that there are")
     if batch is not None and batch.is_wrong:
         raise UsageError(f"train.batch_size: {batch.problem}; {batch.remedy}")

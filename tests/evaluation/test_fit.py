@@ -17,6 +17,7 @@ from tasks.dataset import versions
 from tasks.dataset.building.builder import build
 from tasks.dataset.index import read_index
 from tasks.evaluation.fit import require_fit
+from tasks.supervision.beforehand import require_startable
 from tests.conftest import ROOT, digits_config
 from tests.dataset import raw
 from tests.models import lengths
@@ -70,6 +71,29 @@ def test_a_probe_needs_a_split_to_fit_on(digits_dataset: Path, tmp_path: Path, g
     config = digits_config(tmp_path, tmp_path, f"evaluate.tasks=[{{kind: linear_probe, {given}}}]")
     with pytest.raises(UsageError, match=rf"^evaluate\.tasks: linear_probe: .*{says}"):
         require_fit(config, versions.resolve(digits_dataset))
+
+
+@pytest.mark.parametrize(
+    ("splits", "task", "says"),
+    [
+        ("{val: 0}", "zero_shot", "zero_shot: dataset.splits makes train; hold a part out, such as by --set"),
+        ("{}", "retrieval", "retrieval: dataset.splits makes train; hold a part out"),
+        ("{a: 0.1, b: 0.1}", "zero_shot", "zero_shot: dataset.splits makes train and a and b; name the one"),
+        ("{val: 0.1}", "{kind: zero_shot, split: test}", "zero_shot: .* makes train and val; .* judges the s"),
+        ("{val: 0}", "{kind: zero_shot, split: train}", None),
+        ("{val: 0.1}", "zero_shot", None),
+        ("{from: split}", "zero_shot", None),
+    ],
+)
+def test_a_split_that_a_build_will_not_make_is_refused_before_it(
+    tmp_path: Path, splits: str, task: str, says: str | None
+) -> None:
+    config = digits_config(tmp_path, tmp_path, f"dataset.splits={splits}", f"evaluate.tasks=[{task}]")
+    if says is None:
+        require_startable(config, None)
+        return
+    with pytest.raises(UsageError, match=rf"^evaluate\.tasks: {says}"):
+        require_startable(config, None)
 
 
 def test_one_sample_is_too_few_to_be_found_among(digits_dataset: Path, tmp_path: Path) -> None:
