@@ -39,7 +39,7 @@ COMMANDS = {
     "Begin": (
         "flows.commands.projects:example",
         "flows.commands.projects:init",
-        "flows.commands.projects:plan",
+        "flows.commands.plan:plan",
         "flows.commands.projects:schema",
         "flows.commands.weights:fetch",
     ),

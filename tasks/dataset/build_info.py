@@ -62,6 +62,9 @@ class BuildInfo(BaseModel):
     unread: int
     filtered: int
     passed_over: dict[str, int] = {}
+    containers: dict[str, str] = {}
+    """The stamp of each container of a sequential source, by a digest of its name; empty where an earlier
+    Tarmac built the version."""
     private: bool
     built: float
     host: str

@@ -6,20 +6,36 @@ question to the hub; found later, the error costs a build, a server and the meas
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from tasks.core.errors import UsageError
-from tasks.core.schema import Config, TableSource
+from tasks.core.config import reload
+from tasks.core.errors import TarmacError, UsageError
+from tasks.core.schema import Config, TableSource, Train
 from tasks.evaluation.evaluators import load_evaluator, tasks_of
 from tasks.evaluation.fit import require_fit, require_held_out
+from tasks.loader.settings import read_settings
 from tasks.models import hub
 from tasks.models.fetch import require_offered
 from tasks.models.hub import Lack
 from tasks.models.recipes import check_recipe
 from tasks.runs.checkpoints import list_checkpoints
 from tasks.runs.data import current_of, missing_shares, overfull, overfull_of
+from tasks.runs.folder import list_runs
 from tasks.runs.plan import locate
+from tasks.runs.record import load_record
+
+LOOKED_INTO = 5
+"""The number of earlier runs that are searched for a pace."""
+PACE = {
+    *("recipe", "model", "batch_size", "micro_batch", "precision", "compile", "checkpointing"),
+    *("pack", "lora", "freeze", "threads"),
+}
+"""The keys of the train block that decide how long a step takes."""
 
 
 def require_startable(
@@ -58,6 +74,38 @@ def lacking_weights(config: Config, version: Path | None) -> list[str]:
     """Return what a training of the config has to download first, in a sentence each that begins with the
     key."""
     return [_in_words(lack) for lack in _missing(config, version, fresh=False) if not lack.is_certain]
+
+
+@dataclass(frozen=True)
+class KnownPace:
+    """How many samples (or packed rows) per second a training like the config's gets on this machine, and
+    the run that has shown it."""
+
+    per_s: float
+    unit: str
+    run: str
+
+
+def known_pace(config: Config, train: Train) -> KnownPace | None:
+    """Return the pace by what was measured for the newest run of the config on this machine that took the
+    same steps, however many; None where there is none."""
+    runs = [run for run in list_runs(config.runs) if run.name.startswith(f"{config.name}-")]
+    runs = [run for run in runs if run.loader.exists()]
+    for run in sorted(runs, key=lambda run: run.loader.stat().st_mtime, reverse=True)[:LOOKED_INTO]:
+        with suppress(TarmacError, OSError):  # a damaged run is reported elsewhere
+            found, attempts = read_settings(run.loader), load_record(run).attempts
+            own = reload(run.config)
+            is_here = bool(attempts) and attempts[-1].host == socket.gethostname()
+            is_alike = own.train is not None and _steps_of(own.train) == _steps_of(train)
+            given = [one.samples_per_s for one in found.measurements if one.workers == found.workers]
+            if is_here and is_alike and found.taken_per_s and given:
+                return KnownPace(min(found.taken_per_s, max(given)), found.unit, run.name)
+    return None
+
+
+def _steps_of(train: Train) -> dict[str, Any]:
+    """Return what decides how long a step takes."""
+    return train.model_dump(include=PACE)
 
 
 def _missing(config: Config, version: Path | None, fresh: bool) -> list[Lack]:

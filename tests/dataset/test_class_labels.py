@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flows.commands.projects import training_left
+from flows.commands.plan import training_left
 from tasks.core.config import load_config
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config

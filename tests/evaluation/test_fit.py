@@ -79,7 +79,11 @@ def test_a_probe_needs_a_split_to_fit_on(digits_dataset: Path, tmp_path: Path, g
         ("{val: 0}", "zero_shot", "zero_shot: dataset.splits makes train; hold a part out, such as by --set"),
         ("{}", "retrieval", "retrieval: dataset.splits makes train; hold a part out"),
         ("{a: 0.1, b: 0.1}", "zero_shot", "zero_shot: dataset.splits makes train and a and b; name the one"),
-        ("{val: 0.1}", "{kind: zero_shot, split: test}", "zero_shot: .* makes train and val; .* judges the s"),
+        (
+            "{val: 0.1}",
+            "{kind: zero_shot, split: test}",
+            "zero_shot: .* makes train and val; .* judges the s",
+        ),
         ("{val: 0}", "{kind: zero_shot, split: train}", None),
         ("{val: 0.1}", "zero_shot", None),
         ("{from: split}", "zero_shot", None),

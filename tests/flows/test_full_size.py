@@ -65,7 +65,7 @@ def scans(folder: Path) -> list[str]:
 def chats(folder: Path) -> list[str]:
     """A file of four conversations in the place of FineVision."""
     (folder / "raw/finevision").mkdir(parents=True)
-    ratings = {f"{kind}_ratings": [5] for kind in RATED}
+    ratings = {f"{kind}_ratings": [5, 5] for kind in RATED}
     rows = [chat.row(n, **ratings) for n in range(4)]
     chat.write_parquet(folder / "raw/finevision/vqa.parquet", rows)
     return []

@@ -91,9 +91,7 @@ def episode(kind: str, root: Path, rng: random.Random, kills: int = 5) -> int:
         assert calm is not None
         shards = len(list(calm.glob("*/*.tar")))
         for _ in range(kills):
-            process = _start(kind, folder, output)
-            _wait_for_shards(process, output / "staging", rng.randrange(-1, shards))
-            hits += sigkill(process, rng.uniform(0, 0.05))
+            hits += kill_build(kind, folder, output, rng.randrange(-1, shards), rng.uniform(0, 0.05))
         build_and_publish(kind, folder, output)
         killed = versions.current(output)
         assert killed is not None
@@ -102,6 +100,14 @@ def episode(kind: str, root: Path, rng: random.Random, kills: int = 5) -> int:
         left = sorted(path.name for path in output.iterdir() if not path.name.startswith("."))
         assert left == ["current", FRESH, "versions"], f"{kind}: {left} are left"
     return hits
+
+
+def kill_build(kind: str, folder: Path, output: Path, shards: int, after_s: float = 0.0) -> bool:
+    """Start a build and kill it a while after it has converted more than so many shards. Whether it was still
+    at work."""
+    process = _start(kind, folder, output)
+    _wait_for_shards(process, output / "staging", shards)
+    return sigkill(process, after_s)
 
 
 def _wait_for_shards(process: subprocess.Popen[bytes], staging: Path, shards: int) -> None:

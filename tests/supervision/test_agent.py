@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from flows import cli
-from flows.commands.projects import training_left
+from flows.commands.plan import training_left
 from flows.commands.status import status as status_command
 from tasks.core.config import load_config
 from tasks.core.errors import DataError, Withdrawn

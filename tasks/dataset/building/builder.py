@@ -173,6 +173,7 @@ class _Build:
         filtered = catalogue.filtered
         manifest = assemble.describe(draft, self.config, filtered, catalogue.rejects(), listing.passed_over)
         facts = build_facts(self.config, inputs, catalogue.fact("unread"), filtered, listing.passed_over)
+        facts["containers"] = listing.container_stamps
         facts["changes"] = _recorded_changes(before, manifest, changed)
         version = assemble.install(draft, manifest, facts, dataset.output)
         self._clear()

@@ -1,7 +1,9 @@
 """Forecasts a build without doing it: why it is needed, and its samples, shards, bytes and time.
 
-The sources are listed once into a temporary folder, so nothing in the dataset changes. Of a sequential source
-only the containers are listed, not read. Size and time come from converting TRIED evenly spread samples.
+The sources are listed once into a temporary folder, so nothing in the dataset changes. Size and time come
+from converting TRIED samples. Where samples have files of their own, these are spread evenly. A sequential
+source is not read for a forecast: the first of each source are tried, and the number of all is what the
+containers state, or an estimate by the size of the first.
 """
 
 from __future__ import annotations
@@ -11,13 +13,15 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tasks.core.errors import DataError
 from tasks.core.schema import Config
 from tasks.core.screen import Progress, no_progress
+from tasks.core.units import counted as counted_text
+from tasks.core.units import size as size_text
 from tasks.dataset import layout
 from tasks.dataset.build_info import read_build_info
 from tasks.dataset.building.catalogue import Catalogue
@@ -27,13 +31,20 @@ from tasks.dataset.building.fingerprint import another_converter, config_digest
 from tasks.dataset.building.freshness import is_for_the_same, unchanged
 from tasks.dataset.building.listing import SourceListing
 from tasks.dataset.building.shard_plan import PlannedShard
-from tasks.dataset.building.staging import known_shards, write_rules
-from tasks.dataset.building.tally import counted
+from tasks.dataset.building.sidecar import counted_reasons
+from tasks.dataset.building.spill import FOLDER, read_spilled
+from tasks.dataset.building.staging import known_shards, staged, write_rules
+from tasks.dataset.building.tally import BuildTally, counted
+from tasks.dataset.building.under_way import build_under_way
+from tasks.dataset.layout import STAGING
 from tasks.dataset.manifest import read_manifest
 from tasks.dataset.sources.protocol import is_by_row
+from tasks.dataset.tar.format import span_bytes
 from tasks.dataset.tar.writer import ShardWriter
 
 TRIED = 20
+STATED = 200
+"""The most containers that are opened for the number of their samples."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +60,8 @@ class ConversionWork:
     shards: int
     to_convert: int
     to_convert_shards: int
+    staged_shards: int
+    """How many shards an interrupted build has finished, or the one that is under way."""
     bytes: int
     seconds: float
     tried: int
@@ -62,46 +75,102 @@ class ConversionWork:
 
 
 @dataclass(frozen=True)
+class ReadingWork:
+    """What is to be read of sequential sources, whose samples are known only afterwards.
+
+    `samples` is an estimate unless it `is_stated` by the containers, and None where nothing shows it. `bytes`
+    and `seconds` of conversion are for one process and for that many samples. `read_before` containers were
+    read by an interrupted build. `changed` are the places in the listing, from 0, of containers that are not
+    as the current version had them, and `gone` counts those that have gone; both None where it does not
+    record them.
+    """
+
+    containers: Sequence[str]
+    read_bytes: int
+    read_before: int
+    changed: Sequence[int] | None
+    gone: int | None
+    samples: int | None
+    is_stated: bool
+    bytes: int
+    seconds: float
+    tried: int
+    taken: int
+    tried_rejects: Mapping[str, str]
+    tried_reasons: Mapping[str, int]
+    stops: str | None
+
+
+@dataclass(frozen=True)
 class Forecast:
     """What `tarmac build` would do.
 
-    `up_to_date` is the version that already equals what the build would make. `containers` and `read_bytes`
-    are what the build will read of sequential sources; their samples are unknown before, so `work` is None
-    then. `free_bytes` is the free space on the output's disk.
+    `up_to_date` is the version that already equals what the build would make. Otherwise one of `work` and
+    `reading` is there. `free_bytes` is the free space on the output's disk, and `holder` who builds the
+    dataset just now.
     """
 
     up_to_date: str | None
     why: str | None
-    containers: int
-    read_bytes: int
     free_bytes: int
-    work: ConversionWork | None
+    work: ConversionWork | None = None
+    reading: ReadingWork | None = None
     doubts: Sequence[str] = ()
     """Probable mistakes in the config."""
+    holder: str | None = None
+
+    @property
+    def needed_bytes(self) -> int:
+        """The most that the build writes: raw members wait on the disk until their shard is converted."""
+        if self.reading is not None:
+            return 2 * self.reading.read_bytes
+        return self.work.bytes if self.work is not None else 0
+
+    @property
+    def stops(self) -> str | None:
+        """Why the build would stop, as far as that is known."""
+        found = self.work or self.reading
+        if found is None or found.stops is not None:
+            return None if found is None else found.stops
+        if found.bytes > self.free_bytes:
+            needs = f"it writes about {size_text(found.bytes)}"
+            return f"{needs}, and {size_text(self.free_bytes)} are free on the disk of dataset.output"
+        return None
 
 
 def forecast(config: Config, progress: Progress = no_progress) -> Forecast:
     """Forecast the build of a config; UsageError and DataError as the build would raise them."""
+    output = config.dataset.output.absolute()
     before = layout.linked(config.dataset.output)
     with (
-        tempfile.TemporaryDirectory(prefix="tarmac-plan-") as folder,
-        closing(SourceListing(config, Path(folder), progress)) as listing,
+        tempfile.TemporaryDirectory(prefix="tarmac-plan-") as temporary,
+        closing(SourceListing(config, Path(temporary), progress)) as listing,
     ):
-        output = config.dataset.output.absolute()
         existing = next(path for path in (output, *output.parents) if path.exists())
         free = shutil.disk_usage(existing).free
         listing.survey()
         inputs = listing.inputs_digest
         if before is not None and unchanged(before, inputs, config.dataset):
-            return Forecast(before.name, None, 0, 0, free, None)
+            return Forecast(before.name, None, free)
+        under_way = build_under_way(output)
+        found = Forecast(None, None, free, holder=None if under_way is None else str(under_way[0]))
         if listing.has_containers:
-            sizes = [max(one.stat.size, 0) for _, one in listing.catalogue.containers(are_read=False)]
-            why = _why(config, before, inputs, "a container of the source has changed, come or gone")
-            return Forecast(None, why, len(sizes), sum(sizes), free, None, listing.doubts())
-        listing.read(forecasts=True)
-        work = _work(config, before, listing.catalogue)
+            doubts = listing.doubts()
+            kept = None
+            if under_way is None:
+                kept = listing.interrupted(output / STAGING, Path(temporary, "kept"))
+            read_before = 0 if kept is None else len(kept.containers(are_read=True))
+            if kept is None or not kept.fact("planned"):
+                why = _why(config, before, inputs, "a container of the source has changed, come or gone")
+                reading = _reading(config, before, listing, read_before, progress)
+                return replace(found, why=why, reading=reading, doubts=doubts)
+            with closing(kept):
+                work = _work(config, before, kept)
+        else:
+            listing.read(forecasts=True)
+            work = _work(config, before, listing.catalogue)
     changed = "samples have changed, come or gone" if work.to_convert else "samples have gone"
-    return Forecast(None, _why(config, before, inputs, changed), 0, 0, free, work)
+    return replace(found, why=_why(config, before, inputs, changed), work=work)
 
 
 def _why(config: Config, before: Path | None, inputs: str, changed: str) -> str:
@@ -124,32 +193,117 @@ def _why(config: Config, before: Path | None, inputs: str, changed: str) -> str:
 
 def _work(config: Config, before: Path | None, catalogue: Catalogue) -> ConversionWork:
     """Count what is planned, and try a few of the samples that are to be converted."""
-    dataset, staging = config.dataset, catalogue.path.parent
+    dataset, folder = config.dataset, catalogue.path.parent
     known = known_shards(dataset.output, catalogue)
-    missing = [shard for shard in catalogue.shards() if shard.ordinal not in known]
+    tally = counted(config, catalogue)
+    for ordinal, shard in known.items():
+        tally.add(ordinal, shard.samples, shard.rejects)
+    missing, done = [], 0
+    for planned in catalogue.shards():
+        if planned.ordinal in known:
+            continue
+        table = staged(dataset.output / STAGING, planned.digest)
+        if table is None:
+            missing.append(planned)
+        else:
+            tally.add(planned.ordinal, planned.samples, counted_reasons(table))
+            done += 1
     to_convert = sum(shard.samples for shard in missing)
-    ranks = spread(missing, TRIED)
-    size, seconds, taken, rejects, reasons = _try(
-        catalogue, converter(staging, write_rules(staging, dataset)), ranks
-    )
-    share = to_convert / max(len(ranks), 1)
+    trial = _try(catalogue, converter(folder, write_rules(folder, dataset)), spread(missing, TRIED))
+    share = to_convert / max(trial.tried, 1)
     return ConversionWork(
         listed=catalogue.read,
         filtered=catalogue.filtered,
         rejected=catalogue.reasons(),
         rejected_examples=catalogue.examples(),
         passed_over=catalogue.fact("passed_over") or {},
-        shards=len(known) + len(missing),
+        shards=len(known) + len(missing) + done,
         to_convert=to_convert,
         to_convert_shards=len(missing),
-        bytes=round(size * share),
-        seconds=seconds * share,
-        tried=len(ranks),
-        taken=taken,
-        tried_rejects=rejects,
-        tried_reasons=reasons,
-        stops=_stops(config, before, catalogue),
+        staged_shards=done,
+        bytes=round(trial.bytes * share),
+        seconds=trial.seconds * share,
+        tried=trial.tried,
+        taken=trial.taken,
+        tried_rejects=trial.examples,
+        tried_reasons=dict(trial.reasons),
+        stops=_stops(config, before, catalogue, tally, trial, to_convert),
     )
+
+
+def _reading(
+    config: Config, before: Path | None, listing: SourceListing, read_before: int, progress: Progress
+) -> ReadingWork:
+    """Count the containers that are to be read, and try the first samples in them."""
+    found = listing.catalogue.containers(are_read=False)
+    sizes = [max(one.stat.size, 0) for _, one in found]
+    changed, gone = _changed_containers(before, listing)
+    progress(0, 0, "opening the first containers")
+    stated = listing.stated(STATED)
+    listed = listing.catalogue.fact("seen") or 0  # in files of their own
+    trial, weight = _TriedSamples(), 0.0
+    if listing.read_some(TRIED):
+        catalogue, folder = listing.catalogue, listing.catalogue.path.parent
+        last = min(catalogue.accepted, TRIED * len(config.dataset.all_sources))
+        work = converter(folder, write_rules(folder, config.dataset))
+        trial = _try(catalogue, work, list(range(1, last + 1)))
+        trial = trial.with_unopened(catalogue.examples(), catalogue.reasons())
+        weight = _stored_bytes(catalogue, last)
+    samples = _estimated(sizes, stated, weight)
+    number = None if samples is None else samples + listed
+    share = (number or 0) / max(trial.tried, 1)
+    is_hopeless = trial.tried > 0 and trial.taken == 0
+    return ReadingWork(
+        containers=[one.name for _, one in found],
+        read_bytes=sum(sizes),
+        read_before=read_before,
+        changed=changed,
+        gone=gone,
+        samples=number,
+        is_stated=len(stated) == len(found),
+        bytes=round(trial.bytes * share),
+        seconds=trial.seconds * share,
+        tried=trial.tried,
+        taken=trial.taken,
+        tried_rejects=trial.examples,
+        tried_reasons=dict(trial.reasons),
+        stops=trial.none_taken if is_hopeless else None,
+    )
+
+
+def _stored_bytes(catalogue: Catalogue, last: int) -> float:
+    """Return the bytes that a sample from a container takes in a tar, as a mean over the entries up to the
+    `last`; 0 where none is from a container."""
+    folder = catalogue.path.parent / FOLDER
+    spilled = [read_spilled(folder, one) for one in catalogue.entries(1, last + 1) if one.part is not None]
+    return sum(span_bytes([len(content) for content in one.values()]) for one in spilled) / max(
+        len(spilled), 1
+    )
+
+
+def _estimated(sizes: Sequence[int], stated: Mapping[int, int], weight: float) -> int | None:
+    """Return how many samples containers of these sizes hold: what they state, and for the others an estimate
+    by those that do, or else by the bytes of a sample; None where neither is known."""
+    known, rest = sum(stated.values()), sum(sizes) - sum(sizes[place] for place in stated)
+    if not rest:
+        return known
+    if known:
+        weight = sum(sizes[place] for place in stated) / known
+    return known + round(rest / weight) if weight else None
+
+
+def _changed_containers(before: Path | None, listing: SourceListing) -> tuple[list[int] | None, int | None]:
+    """Return the places of the containers that have come or changed since the version, and how many have
+    gone."""
+    recorded = {}
+    if before is not None:
+        with suppress(DataError):  # verify reports damage
+            recorded = read_build_info(before).containers
+    if not recorded:
+        return None, None
+    now = listing.container_stamps
+    changed = [place for place, (name, stamp) in enumerate(now.items()) if recorded.get(name) != stamp]
+    return changed, len(recorded.keys() - now.keys())
 
 
 def spread(shards: Sequence[PlannedShard], count: int) -> list[int]:
@@ -159,12 +313,23 @@ def spread(shards: Sequence[PlannedShard], count: int) -> list[int]:
     return [rank for shard in chosen for rank in range(shard.start, min(shard.start + each, shard.stop))]
 
 
-def _stops(config: Config, before: Path | None, catalogue: Catalogue) -> str | None:
+def _stops(
+    config: Config,
+    before: Path | None,
+    catalogue: Catalogue,
+    tally: BuildTally,
+    trial: _TriedSamples,
+    to_convert: int,
+) -> str | None:
+    """Return why the build would stop: it is certain to, or no sample that was tried is accepted and the
+    budget does not allow for all of them."""
     if not catalogue.accepted:
         return "no sample is left; loosen dataset.filter or mend the source"
-    tally = counted(config, catalogue)
+    tally.add(-1, trial.tried, trial.reasons)
     if tally.is_exceeded:
         return tally.explanation
+    if trial.tried and not trial.taken and tally.rejects.total() + to_convert - trial.tried > tally.allowed:
+        return trial.none_taken
     try:
         since(before, catalogue, config.dataset).check(before, config.dataset.private)
     except DataError as error:
@@ -172,11 +337,30 @@ def _stops(config: Config, before: Path | None, catalogue: Catalogue) -> str | N
     return None
 
 
-def _try(
-    catalogue: Catalogue, work: Converter, ranks: list[int]
-) -> tuple[int, float, int, dict[str, str], dict[str, int]]:
-    """Convert these entries. Returns their bytes and seconds, how many are accepted, and for each reject
-    reason an example and a count."""
+@dataclass(frozen=True)
+class _TriedSamples:
+    """Samples that were tried: how many, how many are accepted, their bytes and seconds, their rejects by
+    reason, and an example of each reason."""
+
+    tried: int = 0
+    taken: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    reasons: Counter[str] = field(default_factory=Counter)
+    examples: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def none_taken(self) -> str:
+        return f"none of {counted_text(self.tried, 'sample')} tried is accepted; mend what they lack"
+
+    def with_unopened(self, examples: Mapping[str, str], reasons: Mapping[str, int]) -> _TriedSamples:
+        """Return the trial with samples that were rejected before they could be tried."""
+        tried, both = self.tried + sum(reasons.values()), {**examples, **self.examples}
+        return replace(self, tried=tried, examples=both, reasons=self.reasons + Counter(reasons))
+
+
+def _try(catalogue: Catalogue, work: Converter, ranks: list[int]) -> _TriedSamples:
+    """Convert these entries."""
     entries = [entry for rank in ranks for entry in catalogue.entries(rank, rank + 1)]
     fetched = [entry for entry in entries if is_by_row(entry.stamp)]
     work.announce([*fetched, *fetched])
@@ -186,8 +370,12 @@ def _try(
         began, before = time.perf_counter(), writer.size_bytes
         outcomes = [work.convert(writer, entry) for entry in entries]
         took, size = time.perf_counter() - began, writer.size_bytes - before
-    rejects = {
-        str(one.reject.reason): f"{one.entry.place}: {one.reject.detail}" for one in outcomes if one.reject
-    }
-    reasons = Counter(str(one.reject.reason) for one in outcomes if one.reject)
-    return size, took, len(outcomes) - reasons.total(), rejects, dict(reasons)
+    rejects = [(one.entry.place, one.reject) for one in outcomes if one.reject]
+    return _TriedSamples(
+        tried=len(entries),
+        taken=len(entries) - len(rejects),
+        bytes=size,
+        seconds=took,
+        reasons=Counter(str(reject.reason) for _, reject in rejects),
+        examples={str(reject.reason): f"{place}: {reject.detail}" for place, reject in rejects},
+    )

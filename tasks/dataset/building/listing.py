@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sqlite3
 import time
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 from tasks.core.errors import DataError, UsageError
@@ -38,7 +40,7 @@ from tasks.dataset.building.spill import FOLDER, Spill, is_whole
 from tasks.dataset.keys import key_of, shard_hash
 from tasks.dataset.manifest import passed_over_lines
 from tasks.dataset.rejects import Reject, printable
-from tasks.dataset.sources import Container, RawSample, of_files
+from tasks.dataset.sources import Container, RawSample, of_containers, of_files
 from tasks.dataset.sources.protocol import is_by_row
 from tasks.dataset.sources.shards import Shards
 from tasks.dataset.tar.format import span_bytes
@@ -53,6 +55,8 @@ SAME_KEY = {
     "shards": "tars that each begin to count anew need key: place",
 }
 """Why samples of a kind of source may share a key, and what helps."""
+STAMP = 16
+"""The hexadecimal digits of a container's name and stamp in build.json."""
 COMMIT_BYTES = 256_000_000
 COMMIT_S = 5.0
 """A kill costs at most what was read within this much data or time, plus the current container."""
@@ -116,6 +120,17 @@ class SourceListing:
         """The digest of everything that the survey listed."""
         return str(self.catalogue.fact("inputs"))
 
+    @property
+    def container_stamps(self) -> dict[str, str]:
+        """What shows whether a container of the sequential sources has changed, by a digest of its name,
+        which may be an address that holds a password."""
+        found = self.catalogue.containers(are_read=True) + self.catalogue.containers(are_read=False)
+        return {
+            digest([index, printable(one.name)])[:STAMP]: digest([one.stat.size, one.stat.stamp])[:STAMP]
+            for index, one in found
+            if self._sources[index].is_sequential
+        }
+
     def survey(self, *, surveyed: Path | None = None, anew: bool = False) -> None:
         """List everything except the content of sequential sources' containers.
 
@@ -158,6 +173,49 @@ class SourceListing:
             return
         if self.has_containers:
             self._read_containers()
+        self._plan()
+
+    def read_some(self, most: int) -> bool:
+        """Read the first `most` samples of each sequential source and plan shards of what is listed then, as
+        a forecast needs it. Return False where a first sample takes an index of further files. DataError as
+        in `survey`."""
+        if any(isinstance(source, Shards) and source.is_joined for source in self._sources):
+            return False
+        read = Counter[int]()
+        with contextlib.closing(Spill(self._folder / FOLDER, {})) as spill, self.catalogue.transaction():
+            for index, container in self.catalogue.containers(are_read=False):
+                if read[index] < most:
+                    before = self._listed
+                    self._list(index, container, None, spill, most - read[index])
+                    read[index] += self._listed - before
+        self._plan()
+        return True
+
+    def stated(self, most: int) -> dict[int, int]:
+        """Return how many samples the first `most` unread containers state to hold, by their place among
+        those; one that states nothing is left out."""
+        unread = self.catalogue.containers(are_read=False)[:most]
+        found = (of_containers(self._sources[index]).stated(container) for index, container in unread)
+        return {place: samples for place, samples in enumerate(found) if samples is not None}
+
+    def interrupted(self, staging: Path, folder: Path) -> Catalogue | None:
+        """Return a copy, in a new `folder`, of the catalogue in the folder of an interrupted build, if a
+        build would go on with it; nothing there is changed."""
+        if not self._is_kept or not (staging / NAME).exists():
+            return None
+        folder.mkdir()
+        (folder / FOLDER).symlink_to((staging / FOLDER).absolute())
+        with contextlib.suppress(sqlite3.DatabaseError, OSError):
+            for path in staging.glob(f"{NAME}*"):
+                shutil.copyfile(path, folder / path.name)
+            catalogue = Catalogue(folder / NAME)
+            now = self.catalogue.containers(are_read=False)
+            if catalogue.fact("rules") == self._rules and self._holds(catalogue, now, folder):
+                return catalogue
+            catalogue.close()
+        return None
+
+    def _plan(self) -> None:
         rules = self._dataset
         if rules.splits.group_by == CONTENT and self._wanted is None and not forecasts:
             from tasks.dataset.building.content_groups import group_by_content  # imports the converter
@@ -209,24 +267,26 @@ class SourceListing:
             left.unlink()
 
     def _continue(self, catalogue: Catalogue, containers: dict[int, list[Container]]) -> bool:
-        """Bring a killed build's catalogue up to date, and return False if that is impossible.
-
-        The containers read so far must be unchanged, the first of those that exist now and read without
-        trouble, and their samples must still be in the spill.
-        """
-        if catalogue.fact("unread_containers"):
-            return False
-        known = catalogue.containers(are_read=True)
+        """Bring a killed build's catalogue up to date, and return False if that is impossible."""
         now = [(index, container) for index, found in containers.items() for container in found]
-        is_same = known == (now if catalogue.fact("planned") else now[: len(known)])
-        if not (is_same and is_whole(self._folder / FOLDER, _spilled(catalogue))):
+        if not self._holds(catalogue, now, self._folder):
             return False
         self._listed = catalogue.fact("seen") or 0
         with catalogue.transaction():
             catalogue.forget_unread()
-            for index, container in now[len(known) :]:
+            for index, container in now[len(catalogue.containers(are_read=True)) :]:
                 catalogue.add_containers(index, [container])
         return True
+
+    @staticmethod
+    def _holds(catalogue: Catalogue, now: list[tuple[int, Container]], folder: Path) -> bool:
+        """Whether the containers that were read are unchanged, the first of those that exist now, and were
+        read without trouble, and their samples are still in the spill of the folder."""
+        if catalogue.fact("unread_containers"):
+            return False
+        known = catalogue.containers(are_read=True)
+        is_same = known == (now if catalogue.fact("planned") else now[: len(known)])
+        return is_same and is_whole(folder / FOLDER, _spilled(catalogue))
 
     def _read_containers(self) -> None:
         """Read the containers, and commit often enough (COMMIT_S, COMMIT_BYTES) that a kill costs little."""
@@ -254,16 +314,22 @@ class SourceListing:
             raise DataError("; ".join([none, *besides]))
 
     def _list(
-        self, index: int, container: Container, running: Fingerprint | None, spill: Spill | None
+        self,
+        index: int,
+        container: Container,
+        running: Fingerprint | None,
+        spill: Spill | None,
+        most: int | None = None,
     ) -> bool:
-        """Note the samples of a container, and that it is done; return whether there were any."""
+        """Note the samples of a container, or the first `most`, and that it is done; return whether there
+        were any."""
         source = self._sources[index]
         listed: list[Listed] = []
         rejected: list[RejectedSample] = []
         filtered = unread = addresses = 0
         is_cut_short = False
         first = number = (index << SOURCE_BITS) + self._listed
-        for number, item in enumerate(source.items(container), first + 1):
+        for number, item in enumerate(islice(source.items(container), most), first + 1):
             if running is not None:
                 running.add_item(source, item)
             try:

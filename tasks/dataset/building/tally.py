@@ -76,8 +76,7 @@ class BuildTally:
         if looked_at < self.read:
             return (
                 f"at least {total:,} of the {looked_at:,} samples looked at are rejected "
-                f"({total / looked_at:.1%}); stopped, because {allowed} allows {self.allowed:,} of the "
-                f"{self.read:,} read"
+                f"({total / looked_at:.1%}), and {allowed} allows {self.allowed:,} of the {self.read:,} read"
             )
         return f"{total:,} of {self.read:,} read are rejected ({total / self.read:.1%}), more than {allowed}"
 

@@ -10,11 +10,27 @@ from tasks.dataset.sources.chat_rows import ChatRows
 from tasks.dataset.sources.image_folder import ImageFolder
 from tasks.dataset.sources.nifti import NiftiVolumes
 from tasks.dataset.sources.npz import NpzVolumes
-from tasks.dataset.sources.protocol import Absent, Container, RawSample, Source, of_files
+from tasks.dataset.sources.protocol import (
+    Absent,
+    Container,
+    RawSample,
+    Source,
+    of_containers,
+    of_files,
+)
 from tasks.dataset.sources.shards import Shards
 from tasks.dataset.sources.table import TableImages
 
-__all__ = ["SOURCES", "Absent", "Container", "RawSample", "Source", "of_files", "open_sources"]
+__all__ = [
+    "SOURCES",
+    "Absent",
+    "Container",
+    "RawSample",
+    "Source",
+    "of_containers",
+    "of_files",
+    "open_sources",
+]
 
 SOURCES: Mapping[str, Callable[[Any, Dataset, str], Source]] = {
     "chat": ChatRows,

@@ -90,6 +90,14 @@ class ChatRows:
         for file, stat in self._files.stats():
             yield Container(file, stat)
 
+    def stated(self, container: Container) -> int | None:
+        try:
+            table = self._open(container.name, ())
+        except DataError:
+            return None  # reading it reports the reason
+        table.close()
+        return table.count
+
     def items(self, container: Container) -> Iterator[RawSample]:
         items = self._rows(container.name)
         if self.is_sequential:

@@ -103,6 +103,14 @@ class FileSource(Source, Protocol):
         """Return the most bytes of a tar that the sample takes unconverted, for files of `size` bytes."""
 
 
+class ContainerSource(Source, Protocol):
+    """A source whose samples come with the bytes of their containers."""
+
+    def stated(self, container: Container) -> int | None:
+        """Return how many samples the container states to hold, without reading them; None where it states
+        nothing, or is damaged."""
+
+
 class Absent(Reject):
     """A file of a sample is not there. The item's `stat` shows whether it was when the sample was listed."""
 
@@ -114,6 +122,11 @@ def of_files(source: Source) -> FileSource:
     """Return the source as one of files, which it is unless it `is_sequential`. The caller has checked that,
     since the check may open the first container."""
     return cast(FileSource, source)
+
+
+def of_containers(source: Source) -> ContainerSource:
+    """Return the source as one of containers, which it is if it `is_sequential`."""
+    return cast(ContainerSource, source)
 
 
 def fault_of(reject: Reject) -> tuple[Reason, str]:

@@ -88,6 +88,14 @@ class Shards:
                 stat = ObjectStat(stat.size, blake2b(stamps.encode(), digest_size=16).hexdigest())
             yield Container(file, stat)
 
+    @property
+    def is_joined(self) -> bool:
+        """Whether a first sample takes an index of further files."""
+        return bool(self._joins)
+
+    def stated(self, container: Container) -> None:
+        """A tar does not state how many samples it holds."""
+
     def items(self, container: Container) -> Iterator[RawSample]:
         torn: RawSample | None = None
         count = 0

@@ -99,6 +99,14 @@ class TableImages:
         for name, stat in self._files.stats():
             yield Container(name, stat)
 
+    def stated(self, container: Container) -> int | None:
+        try:
+            table = self._open(container.name)
+        except (DataError, UsageError):
+            return None  # reading it reports the reason
+        table.close()
+        return table.count
+
     def items(self, container: Container) -> Iterator[RawSample]:
         name = container.name
         table = self._opened(name, container.stat)

@@ -36,14 +36,14 @@ def published(config: Config, **asked: Any) -> BuildResult:
     return result
 
 
-def parquet(folder: Path, files: int = 3) -> Config:
-    """COUNT images with their bytes in Parquet files."""
+def parquet(folder: Path, image: bytes | None = None, files: int = 3) -> Config:
+    """COUNT images with their bytes in Parquet files, or COUNT times the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     for part in range(files):
         numbers = range(part, COUNT, files)
         rows = {
             "key": [f"{number:04d}" for number in numbers],
-            "image": [raw.png(number) for number in numbers],
+            "image": [image or raw.png(number) for number in numbers],
             "caption": [f"picture {number}" for number in numbers],
         }
         pq.write_table(pa.table(rows), folder / f"{part}.parquet")

@@ -1,17 +1,49 @@
 """A plan forecasts what the build then does, and writes nothing."""
 
+import os
+import tarfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from tasks.core.errors import UsageError
-from tasks.core.schema import Config
+from tasks.core.errors import DataError, UsageError
+from tasks.core.schema import Config, ShardRules
 from tasks.dataset.building.builder import build
 from tasks.dataset.building.forecast import forecast
+from tasks.dataset.sources import Container, RawSample
+from tasks.dataset.sources.table import TableImages
 from tests.dataset import raw
-from tests.dataset.building.prepared import parquet, pictures, published
+from tests.dataset.building.prepared import changed, parquet, pictures, published
+from tests.dataset.raw import chat, shards
+from tests.soak import kill_builds
 
-COUNT = 100
+COUNT = 60
+
+
+def _tars(folder: Path, image: bytes | None = None) -> Config:
+    folder.mkdir()
+    for number in range(3):
+        members = shards.pairs(20 * number, 20)
+        if image is not None:
+            members = [(name, image if name.endswith("jpg") else content) for name, content in members]
+        (folder / f"{number}.tar").write_bytes(shards.tar_bytes(members, tarfile.USTAR_FORMAT))
+    return shards.config(folder, output=folder.parent / "out")
+
+
+def _chats(folder: Path, image: bytes | None = None) -> Config:
+    for number in range(3):
+        numbers = range(20 * number, 20 * number + 20)
+        rows = [chat.row(one) for one in numbers]
+        if image is not None:
+            rows = [{**one, "images": [{"bytes": image, "path": None}]} for one in rows]
+        chat.write_parquet(folder / f"{number}.parquet", rows)
+    source = {"kind": "chat", "path": str(folder)}
+    return raw.config(folder, folder.parent / "out", modality="chat", source=source)
+
+
+CONTAINERS: dict[str, Callable[..., Config]] = {"tars": _tars, "rows of bytes": parquet, "chat": _chats}
 
 
 @pytest.fixture
@@ -52,15 +84,103 @@ def test_what_would_be_rejected_shows_beforehand(config: Config, tmp_path: Path)
     found = forecast(config)
     assert found.work is not None
     assert list(found.work.tried_rejects) == ["image.not_an_image"]
+    assert found.stops is not None and found.stops.startswith("at least 20 of the 20 samples looked at are")
 
 
-def test_containers_are_not_read(tmp_path: Path) -> None:
-    config = parquet(tmp_path / "raw")
-    size = sum(path.stat().st_size for path in (tmp_path / "raw").iterdir())
-    found = forecast(config)
-    assert (found.work, found.containers, found.read_bytes) == (None, 3, size)
+def test_one_broken_sample_of_many_stops_nothing(config: Config, tmp_path: Path) -> None:
+    config = changed(config, shard=ShardRules(samples=1))
     published(config)
+    (tmp_path / "raw" / "0007.png").write_text("<html>")
+    found = forecast(config)
+    assert found.work is not None and (found.work.tried, found.work.taken) == (1, 0)
+    assert found.stops is None and build(config).rejected == 1
+
+
+def test_a_full_disk_stops_a_build(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "tasks.dataset.building.forecast.shutil.disk_usage", lambda _: SimpleNamespace(free=9)
+    )
+    found = forecast(config)
+    assert found.stops is not None and found.stops.endswith("are free on the disk of dataset.output")
+
+
+@pytest.mark.parametrize("kind", ["tars", "rows of bytes", "chat"])
+def test_the_first_samples_of_containers_are_tried_and_the_others_counted(kind: str, tmp_path: Path) -> None:
+    config = CONTAINERS[kind](tmp_path / "raw")
+    found = forecast(config)
+    assert not (tmp_path / "out").exists()
+    assert found.work is None and found.reading is not None and found.stops is None
+    reading = found.reading
+    assert reading.read_bytes == sum(path.stat().st_size for path in (tmp_path / "raw").iterdir())
+    assert (len(reading.containers), reading.changed, reading.read_before) == (3, None, 0)
+    assert (reading.tried, reading.taken) == (20, 20)
+    assert reading.is_stated == (kind != "tars")
+    result = published(config)
+    assert reading.samples == pytest.approx(result.read, rel=0.3 if kind == "tars" else 0)
+    size = sum(path.stat().st_size for path in result.version.glob("*/*.tar"))
+    assert reading.bytes == pytest.approx(size, rel=0.4)
     assert forecast(config).up_to_date is not None
+
+
+@pytest.mark.parametrize("kind", ["tars", "rows of bytes", "chat"])
+def test_containers_without_a_single_good_sample_would_stop_the_build(kind: str, tmp_path: Path) -> None:
+    config = CONTAINERS[kind](tmp_path / "raw", b"<html>")
+    found = forecast(config)
+    assert found.stops == "none of 20 samples tried is accepted; mend what they lack"
+    assert found.reading is not None
+    ((reason, example),) = found.reading.tried_rejects.items()
+    assert reason == "image.not_an_image" and "it is HTML" in example
+    with pytest.raises(DataError, match=f"60 {reason}|[0-9]+ {reason}"):
+        build(config)
+
+
+def test_a_changed_container_is_named(tmp_path: Path) -> None:
+    config = parquet(tmp_path / "raw")
+    first = published(config)
+    os.utime(tmp_path / "raw/1.parquet")
+    (tmp_path / "raw/2.parquet").rename(tmp_path / "raw/3.parquet")
+    reading = forecast(config).reading
+    assert reading is not None and reading.changed is not None
+    assert [reading.containers[place] for place in reading.changed] == ["1.parquet", "3.parquet"]
+    assert reading.gone == 1
+    assert published(config).version == first.version, "with the same samples it is the same version"
+    assert forecast(config).up_to_date is not None
+
+
+@pytest.mark.parametrize("kind", ["files", "containers"])
+def test_what_a_killed_build_has_finished_is_counted(kind: str, tmp_path: Path) -> None:
+    write, config_of = kill_builds.SOURCES[kind]
+    write(tmp_path / "raw", 0)
+    config, staging = config_of(tmp_path / "raw", tmp_path / "out"), tmp_path / "out/staging"
+    assert kill_builds.kill_build(kind, tmp_path / "raw", tmp_path / "out", shards=3)
+    before = raw.contents(staging)
+    found = forecast(config)
+    assert raw.contents(staging) == before
+    assert found.work is not None and found.work.listed == kill_builds.SAMPLES
+    done = len(list(staging.glob("*.arrow")))
+    assert found.work.staged_shards == done > 3
+    assert found.work.to_convert_shards == found.work.shards - done
+    assert build(config).shards == found.work.shards
+
+
+def test_containers_that_a_killed_build_has_read_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = parquet(tmp_path / "raw")
+    items = TableImages.items
+
+    def cut_off(self: TableImages, container: Container) -> Iterator[RawSample]:
+        if container.name == "2.parquet":
+            raise KeyboardInterrupt
+        return items(self, container)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(TableImages, "items", cut_off)
+        patch.setattr("tasks.dataset.building.listing.COMMIT_BYTES", 0)
+        build(config)
+    reading = forecast(config).reading
+    assert reading is not None and (reading.read_before, len(reading.containers)) == (2, 3)
+    assert build(config).read == COUNT
 
 
 def test_a_wrong_config_is_reported_as_by_the_build(config: Config, tmp_path: Path) -> None:

@@ -33,10 +33,10 @@ def screen_of(config: Config) -> str:
     return "\n".join(reject_lines(version, read_manifest(version).rejects, config.dataset.private))
 
 
-def plan_of(config: Config, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+def plan_of(config: Config, folder: Path, capsys: pytest.CaptureFixture[str], code: int = 0) -> str:
     path = folder / "config.yaml"
     path.write_text(dump(config))
-    assert main(["plan", str(path)]) == 0
+    assert main(["plan", str(path)]) == code
     return capsys.readouterr().out
 
 
@@ -103,7 +103,7 @@ def test_a_table_in_the_encoding_of_windows(tmp_path: Path, capsys: pytest.Captu
     rows = raw.pictures(tmp_path / "raw", 20)
     lines = ["file,caption", *(f"{name},größer als das {name[:4]}" for name, _, _ in rows)]
     (tmp_path / "raw" / "captions.csv").write_text("\n".join(lines), encoding="cp1252")
-    said = plan_of(raw.config(tmp_path / "raw", tmp_path / "out"), tmp_path, capsys)
+    said = plan_of(raw.config(tmp_path / "raw", tmp_path / "out"), tmp_path, capsys, code=1)
     assert "not UTF-8 at character 3; if it is Windows-1252, give its source encoding: cp1252" in said
     with pytest.raises(DataError) as caught:
         build(raw.config(tmp_path / "raw", tmp_path / "out"))
@@ -178,8 +178,10 @@ def test_a_plan_of_which_nothing_can_be_taken_states_no_size(
     for name, _, _ in rows:
         (tmp_path / "raw" / name).write_text("<html>")
     raw.write_table(tmp_path / "raw", [*rows, ("", "no image is named", "x")])
-    said = plan_of(raw.config(tmp_path / "raw", tmp_path / "out"), tmp_path, capsys)
-    assert "none of 20 samples tried is accepted, so size and time are unknown" in said and "0 B" not in said
+    said = plan_of(raw.config(tmp_path / "raw", tmp_path / "out"), tmp_path, capsys, code=1)
+    assert (
+        "none of 20 samples tried is accepted, so size and time are unknown" in said and "free on" not in said
+    )
     assert "1 member.missing   captions.csv:42: the row names no image" in said
 
 

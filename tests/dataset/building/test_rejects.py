@@ -107,7 +107,7 @@ def test_a_stopped_build_reports_how_many_samples_it_has_looked_at(tmp_path: Pat
     with pytest.raises(DataError) as caught:
         build(config)
     found = re.match(
-        r"at least (\d+) of the (\d+) samples looked at are rejected \(100\.0%\); stopped, because "
+        r"at least (\d+) of the (\d+) samples looked at are rejected \(100\.0%\), and "
         r"dataset\.reject_budget \(5\.0%\) allows 4 of the 80 read;",
         str(caught.value),
     )
