@@ -54,7 +54,7 @@ COMMANDS = {
         "flows.commands.soundness:verify",
         "flows.commands.soundness:repair",
         "flows.commands.soundness:look",
-        "flows.commands.datasets:versions",
+        "flows.commands.versions:versions",
         "flows.commands.datasets:index",
         "flows.commands.datasets:reinforce",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,9 +24,10 @@ RESULT = TypeAdapter(BuildResult)
 
 @dataclass(frozen=True)
 class Published:
-    """The version that is current now."""
+    """The version that is current now, and those that `dataset.keep` has removed."""
 
     version: Path
+    removed: Sequence[str] = ()
 
 
 @control.stage(name="build", retries=2, retry_delay_seconds=[5, 60], retry_condition_fn=is_transient)
@@ -84,10 +86,12 @@ def publish(config: Config, version: Path) -> StageResult[Published]:
     output, mirror, private = config.dataset.output, config.dataset.mirror, config.dataset.private
     with shown("publish") as stage:
         before = versions.current(output)
-        versions.publish(output, version, config.dataset.keep)
+        removed = versions.publish(output, version, config.dataset.keep)
         is_switched = has_changed = before != version
         was = f" (was {before.name})" if before is not None and is_switched else ""
         summary = f"version {version.name}{was}"
+        if removed:
+            summary += f"; removed {', '.join(removed)} (dataset.keep: {config.dataset.keep})"
         if mirror is not None:
             arguments = {"version": str(version), "mirror": str(mirror), "keep": config.dataset.keep}
             try:
@@ -108,4 +112,4 @@ def publish(config: Config, version: Path) -> StageResult[Published]:
             events.emit_asset(
                 "dataset", config.name, summary, version=version.name, folder=str(version.resolve())
             )
-        return stage.result(summary, Published(version), "changed" if has_changed else "unchanged")
+        return stage.result(summary, Published(version, removed), "changed" if has_changed else "unchanged")

@@ -1,29 +1,27 @@
-"""The commands that make and keep versions of a dataset: `build`, `index` and `versions`."""
+"""The commands that make versions of a dataset: `build`, `reinforce` and `index`."""
 
 from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from flows.commands.arguments import AsJson, Changes, ConfigFile
 from flows.commands.output import print_result, say
 from tasks.core import screen
-from tasks.core.errors import DataError, UsageError
-from tasks.core.units import count, counted, near, size, when
+from tasks.core.units import counted, near, size
 
 if TYPE_CHECKING:
+    from tasks.build import Published
     from tasks.core.schema import Config
     from tasks.dataset.building.result import BuildResult
     from tasks.dataset.manifest import Manifest
 
-KEPT = 3
-"""The number of versions that a prune keeps by default."""
 CHANGED = ("previous", "gained", "lost", "replaced", "rekeyed", "released", "shards", "shards_rewritten")
 """The fields that `build --json` takes from the stage."""
 ACCOUNT = {"read", "accepted", "filtered", "rejects", "splits", "passed_over"}
@@ -73,7 +71,9 @@ def build(
         wait=not no_wait,
     )
     built: BuildResult = stages[0].details
-    return _show_build(settings, built.version, built, time.monotonic() - began, as_json)
+    published: Published = stages[-1].details
+    took_s = time.monotonic() - began
+    return _show_build(settings, built.version, built, took_s, as_json, published.removed)
 
 
 def reinforce(config: ConfigFile, /, *, changes: Changes = None, as_json: AsJson = False) -> int:
@@ -141,7 +141,12 @@ def index(
 
 
 def _show_build(
-    settings: Config, version: Path, built: BuildResult | None, seconds: float, as_json: bool
+    settings: Config,
+    version: Path,
+    built: BuildResult | None,
+    seconds: float,
+    as_json: bool,
+    removed: Sequence[str] = (),
 ) -> int:
     """Print the result of a build; `built` is its stage's result, or None if the dataset was up to date."""
     from tasks.core import screen
@@ -164,6 +169,7 @@ def _show_build(
             **manifest.model_dump(mode="json", include=ACCOUNT),
             left_out=quarantine.by_split(left_out),
             **{name: getattr(built, name) for name in CHANGED if built is not None},
+            removed=list(removed),
             seconds=round(seconds, 2),
         )
         return 0 if is_ok else 1
@@ -205,105 +211,3 @@ def _built_lines(
     if manifest.rejected:
         listed = f"tarmac look {shlex.quote(output)} --rejects lists all"
         yield f"  rejects  {listed}; mend the sources and run again: only these are redone"
-
-
-def versions(
-    dataset: Annotated[Path, Parameter(help="The folder of a dataset.")],
-    action: Annotated[Literal["list", "rollback", "prune"], Parameter(help="Default: list.")] = "list",
-    version: Annotated[
-        str | None, Parameter(help="For rollback: the version to go back to, or the beginning of its name.")
-    ] = None,
-    /,
-    *,
-    keep: Annotated[
-        int | None, Parameter(help="For prune: how many versions to keep (default: 3).", metavar="N")
-    ] = None,
-    as_json: AsJson = False,
-) -> int:
-    """List a dataset's versions, roll back to one, or prune old ones.
-
-    The current version, newer ones and those that a live run has pinned are
-    never removed.
-
-    For example:
-      tarmac versions data/digits
-      tarmac versions data/digits rollback 9c41
-      tarmac versions data/digits prune --keep 1
-    """
-    from tasks.dataset.versions import current, list_versions, pinned, rollback
-
-    if version is not None and action != "rollback":
-        fix = "; it keeps the newest --keep N" if action == "prune" else ""
-        raise UsageError(f"VERSION: {action} takes none, and {version!r} is given{fix}")
-    if keep is not None and action != "prune":
-        raise UsageError(f"--keep: {action} removes no version; it is for prune")
-    if action == "rollback":
-        if version is None:
-            raise UsageError("VERSION: rollback needs the version to go back to; see tarmac versions DATASET")
-        now = rollback(dataset, version)
-        if as_json:
-            return print_result(current=now.name)
-        return say(f"✓ current is {now.name}; a build of changed sources makes a new version")
-    if action == "prune":
-        return _prune(dataset, KEPT if keep is None else keep, as_json)
-    present, pins = current(dataset), pinned(dataset)
-    rows = [_version_row(one, one == present, pins.get(one.name, [])) for one in list_versions(dataset)]
-    if not rows:
-        raise UsageError(f"DATASET: {dataset} has no versions; build it first")
-    if as_json:
-        return print_result(versions=rows)
-    return say("\n".join(map(_version_line, rows)))
-
-
-def _prune(dataset: Path, keep: int, as_json: bool) -> int:
-    from tasks.dataset.versions import prune, spared
-
-    if keep < 1:
-        raise UsageError("--keep: at least 1, the current version")
-    removed = prune(dataset, keep)
-    if as_json:
-        return print_result(removed=removed)
-    stays = [f"  {name} stays: {why}" for name, why in spared(dataset, keep).items()]
-    return say("\n".join([f"✓ removed {', '.join(removed) or 'nothing'}", *stays]))
-
-
-def _version_row(version: Path, is_current: bool, pinned_by: list[str]) -> dict[str, Any]:
-    from tasks.core.files import read_json
-    from tasks.dataset.build_info import VersionChanges
-    from tasks.dataset.manifest import read_manifest
-
-    row = {"version": version.name, "current": is_current, "pinned_by": pinned_by, "error": None}
-    build = version / "build.json"
-    try:
-        manifest = read_manifest(version)
-        recorded = read_json(build)
-        built, changes = float(recorded["built"]), recorded.get("changes")
-        changes = VersionChanges.model_validate(changes).model_dump() if changes is not None else None
-    except DataError as error:
-        return row | {"error": str(error)}
-    except OSError as error:
-        return row | {"error": f"{build} cannot be read: {error.strerror}"}
-    except (ValueError, KeyError, TypeError):
-        return row | {"error": f"{build} is damaged: tarmac repair {version} mends it"}
-    return row | {
-        "built": built,
-        "samples": manifest.accepted,
-        "shards": manifest.shards,
-        "bytes": sum(split.bytes for split in manifest.splits.values()),
-        "changes": changes,
-    }
-
-
-def _version_line(row: Mapping[str, Any]) -> str:
-    if row["error"] is not None:
-        return f"✗ {row['version']}  {row['error']}"
-    from tasks.dataset.building.result import changes_text
-
-    mark = "→" if row["current"] else " "
-    changes = {**row["changes"]} if row["changes"] else None
-    since = f"  since {changes.pop('since')}: {changes_text(**changes)}" if changes else ""
-    pinned = f"  pinned by {', '.join(row['pinned_by'])}" if row["pinned_by"] else ""
-    return (
-        f"{mark} {row['version']}  {when(row['built'])}  {count(row['samples']):>12} samples  "
-        f"{count(row['shards']):>7} shards  {size(row['bytes']):>9}{since}{pinned}"
-    )

@@ -96,22 +96,25 @@ def require_link(dataset: Path) -> None:
         raise UsageError(f"{link} is a {found} where a link belongs, {origin}; move it away")
 
 
-def publish(dataset: Path, version: Path, keep: int) -> None:
+def publish(dataset: Path, version: Path, keep: int) -> list[str]:
     """Make the version current by one rename, then prune all but the newest `keep`, but never a newer one.
+    Return the names of the removed versions.
 
     DataError when the version is not there any more, UsageError where `current` is no link. While somebody
     else builds, nothing is pruned, because that build may link shards of any version; the next publication
     prunes.
     """
     require_link(dataset)
+    removed = []
     try:
         with Lease(dataset / LEASE):
             sweep(dataset)
             _switch(dataset, version)
-            _prune(dataset, keep)
+            removed = _prune(dataset, keep)
     except Held:
         _switch(dataset, version)
     note_fresh(dataset, version)
+    return removed
 
 
 def note_fresh(dataset: Path, version: Path) -> None:
@@ -141,19 +144,25 @@ def rollback(dataset: Path, name: str) -> Path:
     UsageError when no version or several have such a name, or when nothing can be written; DataError for a
     version that lacks tars; Held while somebody builds.
     """
+    found = version_named(dataset, name)
+    if not has_its_tars(found, read_manifest(found)):
+        raise DataError(
+            f"version {found.name} of {dataset} lacks tars, or they are cut short; mend it first: "
+            f"tarmac repair {shlex.quote(str(found))}"
+        )
+    with _leased(dataset):
+        _switch(dataset, found)
+    return found
+
+
+def version_named(dataset: Path, name: str) -> Path:
+    """Return the version whose name has this start; UsageError when none or several do."""
     versions = list_versions(dataset)
     found = [version for version in versions if version.name.startswith(name)]
     if len(found) != 1:
         there = ", ".join(version.name for version in versions) or "none"
         which, start = (f"{len(found)} versions", "start") if found else ("no version", "starts")
         raise UsageError(f"VERSION: {which} of {dataset} {start} with {name!r} (it has: {there})")
-    if not has_its_tars(found[0], read_manifest(found[0])):
-        raise DataError(
-            f"version {found[0].name} of {dataset} lacks tars, or they are cut short; mend it first: "
-            f"tarmac repair {shlex.quote(str(found[0]))}"
-        )
-    with _leased(dataset):
-        _switch(dataset, found[0])
     return found[0]
 
 
@@ -163,10 +172,8 @@ def prune(dataset: Path, keep: int) -> list[str]:
     if not list_versions(dataset):
         raise UsageError(f"DATASET: {dataset} has no versions; build it first")
     with _leased(dataset):
-        before = {version.name for version in list_versions(dataset)}
         sweep(dataset)
-        _prune(dataset, keep)
-        return sorted(before - {version.name for version in list_versions(dataset)})
+        return _prune(dataset, keep)
 
 
 def spared(dataset: Path, keep: int) -> dict[str, str]:
@@ -202,10 +209,12 @@ def _switch(dataset: Path, version: Path) -> None:
     link_atomic(dataset / CURRENT, f"{VERSIONS}/{version.name}")
 
 
-def _prune(dataset: Path, keep: int) -> None:
+def _prune(dataset: Path, keep: int) -> list[str]:
+    """Remove versions; return their names, sorted."""
     now = current(dataset)
     if now is None:
-        return
+        return []
+    removed = []
     since = _built(now)
     drop_stale_pins(dataset)
     for version in _beyond(dataset, keep):
@@ -218,6 +227,8 @@ def _prune(dataset: Path, keep: int) -> None:
             lengths.unlink(missing_ok=True)
         for assessed in (dataset / QUALITY).glob(f"{version.name}.*"):
             assessed.unlink(missing_ok=True)
+        removed.append(version.name)
+    return sorted(removed)
 
 
 def _beyond(dataset: Path, keep: int) -> list[Path]:

@@ -97,7 +97,7 @@ def test_the_completion_for_a_shell_knows_commands_and_options(
         (["build", "x.yaml", "--rehash=no?"], "--rehash: 'no?' is too much: the option takes no value"),
         (
             ["versions", "x", "rolback"],
-            "ACTION: 'rolback' is none of list, rollback, prune; did you mean rollback?",
+            "ACTION: 'rolback' is none of list, diff, rollback, prune; did you mean rollback?",
         ),
         (["cancel", ""], "tarmac cancel: RUN is empty; see tarmac cancel --help"),
         (["look", ""], "tarmac look: DATASET is empty"),

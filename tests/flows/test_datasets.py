@@ -41,6 +41,75 @@ def test_a_history(birds: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [row["version"] for row in json_of(capsys, "versions", "data/birds")["versions"]] == [second]
 
 
+def test_what_differs_between_two_versions_is_listed(birds: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = published("birds.yaml")
+    (birds / "birds/0007.png").write_bytes(raw.png(7007))
+    rows = [(f"{number:04d}.png", f"picture {number}", "x") for number in range(72) if number != 3]
+    raw.write_table(birds / "birds", rows, ("file", "caption", "label"))
+    for number in range(60, 72):
+        (birds / f"birds/{number:04d}.png").write_bytes(raw.png(number))
+    raw_labels_kept(birds)
+    second = published("birds.yaml")
+    lines = output_of(capsys, "versions", "data/birds", "diff", first[:6]).splitlines()
+    assert lines[0] == f"{first} → {second}: 12 samples gained, 1 lost, 1 replaced"
+    assert lines[1] == "  gained    0060.png" and lines[11] == "  gained    … and 2 more; --json lists all"
+    assert lines[12:] == ["  lost      0003.png", "  replaced  0007.png"]
+    found = json_of(capsys, "versions", "data/birds", "diff", first, second)
+    assert (found["gained"], found["lost"], found["replaced"], found["moved"]) == (12, 1, 1, 0)
+    assert len(found["samples"]["gained"]) == 12 and found["samples"]["lost"] == ["0003.png"]
+    back = output_of(capsys, "versions", "data/birds", "diff", second, first)
+    assert f"{second} → {first}: 1 sample gained, 12 lost, 1 replaced" in back
+    text = Path("birds.yaml").read_text()
+    Path("birds.yaml").write_text(f"{text}  splits: {{val: 0.5}}\n  private: true\n")
+    third = published("birds.yaml")
+    (line,) = output_of(capsys, "versions", "data/birds", "diff", second).splitlines()
+    assert line.startswith(f"{second} → {third}: 0 samples gained, 0 lost, 0 replaced, ")
+    assert line.endswith(" moved to another split"), "no key of private data is shown"
+    assert json_of(capsys, "versions", "data/birds", "diff", second)["samples"] is None
+
+
+def raw_labels_kept(folder: Path) -> None:
+    """Give the rows of the table the labels that they had, so that only what a test changes is changed."""
+    path = folder / "birds/captions.csv"
+    lines = path.read_text().splitlines()
+    rows = [f"{line[:-1]}label {int(line[:4]) % 3}" for line in lines[1:]]
+    path.write_text("\n".join([lines[0], *rows]) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["diff"], "VERSION: diff needs the version to compare with; see tarmac versions DATASET"),
+        (["diff", "zz"], "VERSION: no version of data/birds starts with 'zz' (it has: "),
+        (["list", "1", "2"], "VERSION: list takes none, and '1' is given"),
+        (["rollback", "1", "2"], "OTHER: rollback takes none, and '2' is given; it is for diff"),
+        (["diff", "1", "--keep", "2"], "--keep: diff removes no version; it is for prune"),
+    ],
+)
+def test_arguments_that_an_action_does_not_take(
+    birds: Path, capsys: pytest.CaptureFixture[str], words: list[str], says: str
+) -> None:
+    published("birds.yaml")
+    assert main(["versions", "data/birds", *words]) == 2
+    assert f"✗ {says}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["touch", "reject_budget: 0.2", "keep: 1", "private: true", "license: cc-by-4.0", "mirror: null"],
+)
+def test_a_change_that_leaves_every_sample_alike_makes_no_new_version(birds: Path, change: str) -> None:
+    version = published("birds.yaml")
+    if change == "touch":
+        for path in (birds / "birds").iterdir():
+            os.utime(path)
+    else:
+        text = Path("birds.yaml").read_text()
+        Path("birds.yaml").write_text(f"{text}  {change}\n")
+    assert published("birds.yaml") == version
+    assert len(list((birds / "data/birds/versions").iterdir())) == 1
+
+
 @pytest.fixture
 def dataset(digits_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy in `d`, the working directory being its parent."""

@@ -173,6 +173,10 @@ class SourceListing:
             return
         if self.has_containers:
             self._read_containers()
+        if self._dataset.splits.group_by == CONTENT and self._wanted is None and not forecasts:
+            from tasks.dataset.building.content_groups import group_by_content  # imports the converter
+
+            group_by_content(self._config, self.catalogue, self._progress)
         self._plan()
 
     def read_some(self, most: int) -> bool:
@@ -217,10 +221,6 @@ class SourceListing:
 
     def _plan(self) -> None:
         rules = self._dataset
-        if rules.splits.group_by == CONTENT and self._wanted is None and not forecasts:
-            from tasks.dataset.building.content_groups import group_by_content  # imports the converter
-
-            group_by_content(self._config, self.catalogue, self._progress)
         kinds = (source.kind for source in rules.all_sources)
         advice = {index: f"; {SAME_KEY[kind]}" for index, kind in enumerate(kinds) if kind in SAME_KEY}
         with self.catalogue.transaction():
