@@ -28,6 +28,7 @@ from cyclopts.exceptions import (
     UnusedCliTokensError,
 )
 
+from tasks.core import screen
 from tasks.core.errors import TarmacError, UsageError, instead
 
 INTERRUPTED = 130
@@ -77,6 +78,28 @@ COMMANDS = {
     "Prefect": ("flows.commands.operations:up", "flows.commands.operations:deploy"),
 }
 """The function of each command, by the group that `tarmac --help` lists it in."""
+
+DOING = {
+    "example": "writing",
+    "init": "looking at",
+    "schema": "collecting the keys of a config",
+    "look": "looking at",
+    "versions": "looking at",
+    "index": "looking at",
+    "verify": "looking at",
+    "repair": "looking at",
+    "status": "looking at the runs",
+    "compare": "looking at",
+    "export": "reading",
+    "doctor": "starting to examine",
+    "watch": "starting",
+    "preflight": "reading",
+    "up": "starting a Prefect server",
+    "deploy": "reading the configs",
+    **dict.fromkeys(("plan", "fetch", "run", "build", "bench", "train", "reinforce"), "reading"),
+    **dict.fromkeys(("evaluate", "logs", "cancel", "resume", "gather", "report", "forget"), "looking at"),
+}
+"""What a command does first, before its first argument, as the first line says."""
 
 NAMES = tuple(path.rpartition(":")[2] for paths in COMMANDS.values() for path in paths)
 
@@ -166,15 +189,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _call(words: Sequence[str]) -> int:
     if not words:
         raise UsageError("tarmac: COMMAND is missing; see tarmac --help")
+    ours = list(takewhile(lambda word: word != "--", words))
+    if words[0] in DOING and not set(ours) & set(app.help_flags):
+        first = next((word for word in words[1:] if not word.startswith("-")), "")
+        screen.passing(f"{DOING[words[0]]} {first}".rstrip())  # before imports that take a second
     if words[0] in app.help_flags:
         app.resolved_commands()  # the list shows the first line of each command's docstring
-    code = app(words)
+    try:
+        code = app(words)
+    finally:
+        screen.end_passing()
     sys.stdout.flush()  # here, where a closed pipe is not a traceback
     return code if isinstance(code, int) else 0
 
 
 def _fail(as_json: bool, message: str, code: int, mark: str = "✗ ") -> int:
     """Report why the command has failed; returns its exit code."""
+    screen.end_passing()
     if as_json:
         sys.stdout.write(json.dumps({"ok": False, "findings": [], "error": message}) + "\n")
     else:

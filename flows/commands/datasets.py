@@ -50,7 +50,6 @@ def build(
       tarmac build configs/photos.yaml
       tarmac build configs/photos.yaml --set dataset.shard.samples=512
     """
-    screen.passing(f"reading {config}")  # before imports that take a second
     from flows.operate import start
     from flows.parameters import Overrides, configured
     from tasks.dataset.building.freshness import is_up_to_date

@@ -192,6 +192,7 @@ def watch(
 
     if not words:
         raise UsageError("tarmac watch: give -- and the command of a training")
+    screen.end_passing()  # the terminal is the training's from here on
     done = run(words, Path.cwd(), to_stderr, pattern=progress, stops=stop, output_to_stderr=as_json)
     if as_json:
         print_json(_watch_facts(done))

@@ -7,11 +7,21 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from tasks.core import screen
+
 
 def say(text: str) -> int:
     """Print lines; returns the exit code of success."""
+    screen.erase()
     sys.stdout.write(text + "\n")
     return 0
+
+
+def note(text: str) -> None:
+    """Print a line that is no result to standard error."""
+    screen.erase()
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
 
 
 def print_json(value: Any) -> int:

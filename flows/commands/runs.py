@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from flows.commands.arguments import RUNS, AsJson, RunName, RunsFolder
-from flows.commands.output import print_result, say
+from flows.commands.output import note, print_result, say
 from tasks.core import screen
 from tasks.core.errors import TarmacError, UsageError
 from tasks.core.units import counted, duration, near, size
@@ -42,7 +42,7 @@ def cancel(run: RunName, /, *, runs: RunsFolder = RUNS, as_json: AsJson = False)
     if before.agent_is_alive:
         patience = f"what has not ended after {duration(stopping.patience(folder))} is ended by force"
         how = " at its next step, with a checkpoint" if before.followed is None else ""
-        sys.stderr.write(f"{folder.name} is asked to stop{how}; {patience}\n")
+        note(f"{folder.name} is asked to stop{how}; {patience}")
     with screen.running("cancel"):
         stopped = stopping.end(folder, "cancelled by the user")
     after = look_at_run(folder)
@@ -133,11 +133,13 @@ def logs(
     found = log_files.last_lines(log, max(lines, 0))
     if as_json:
         return print_result(run=folder.name, log=str(log), lines=found)
-    sys.stderr.write(f"==> {near(log)}\n")
+    note(f"==> {near(log)}")
     if found:
         say("\n".join(found))
     if not follow:
         return 0
+
+    screen.end_passing()
 
     def is_over() -> bool:
         status = look_at_run(folder)
@@ -146,13 +148,13 @@ def logs(
     try:
         for part in log_files.follow_log(lambda: log_files.log_of(folder, rank, asked), is_over, log):
             if part.begins:
-                sys.stderr.write(f"==> {near(part.path)}\n")
+                note(f"==> {near(part.path)}")
             sys.stdout.write(part.content.decode("utf-8", "replace"))
             sys.stdout.flush()
     except KeyboardInterrupt:
         return 0
     status = look_at_run(folder)
-    sys.stderr.write(f"==> {folder.name} is {status.state}{f': {status.reason}' if status.reason else ''}\n")
+    note(f"==> {folder.name} is {status.state}{f': {status.reason}' if status.reason else ''}")
     return 0
 
 
@@ -270,6 +272,7 @@ def _agrees(question: str) -> bool:
     """Whether a person at a terminal answers yes; False where nobody can be asked."""
     if not sys.stdin.isatty():
         return False
+    screen.end_passing()
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from flows.commands.arguments import AsJson, DatasetFolder, Full, Level, Quick, level_of
-from flows.commands.output import answer, print_json, print_result, say
+from flows.commands.output import answer, note, print_json, print_result, say
 from tasks.core import screen
 from tasks.core.errors import UsageError
 from tasks.core.findings import Report
@@ -154,12 +153,10 @@ def look(
     else:
         say(str(page))
         if not report.ok:
-            sys.stderr.write(f"✗ {summary(report)}\n  next: {made.next}\n")
+            note(f"✗ {summary(report)}\n  next: {made.next}")
         elif made.faulty:
             fix = f"tarmac verify {shlex.quote(dataset)} --full"
-            sys.stderr.write(
-                f"! {made.faulty} of {made.shown} samples cannot be shown whole\n  next: {fix}\n"
-            )
+            note(f"! {made.faulty} of {made.shown} samples cannot be shown whole\n  next: {fix}")
     return 0 if report.ok else 1
 
 

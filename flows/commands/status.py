@@ -19,6 +19,7 @@ from cyclopts import Parameter
 from flows.commands.arguments import RUNS, AsJson, RunsFolder
 from flows.commands.output import print_result, say
 from flows.staleness import stale_datasets
+from tasks.core import screen
 from tasks.core.errors import TarmacError, UsageError
 from tasks.core.units import counted, duration, number, percent, shorten, size
 
@@ -63,6 +64,7 @@ def status(
     try:
         while True:
             seen = _Overview.look(runs)
+            screen.end_passing()
             if as_json:
                 print_result(**seen.to_json())
             elif sys.stdout.isatty():

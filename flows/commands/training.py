@@ -38,7 +38,6 @@ def run(
       tarmac run configs/digits-clip.yaml
       tarmac run configs/digits-clip.yaml --set train.steps=1200
     """
-    screen.passing(f"reading {config}")  # before imports that take a second
     from flows.operate import start
     from flows.parameters import Overrides, configured
     from tasks.core.files import require_writable
@@ -81,7 +80,6 @@ def train(
       tarmac train configs/digits-clip.yaml --set train.lr=1e-4
       tarmac train configs/digits-clip.yaml --rehearse-preemption
     """
-    screen.passing(f"reading {config}")
     from flows.operate import start
     from flows.parameters import Overrides, configured
     from tasks.core.files import require_writable

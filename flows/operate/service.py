@@ -119,6 +119,7 @@ class Service:
                 self.last_lines.append(text)
             if self.is_shown:
                 with suppress(OSError):  # if the terminal is gone, the process must not wait for it
+                    screen.erase()
                     sys.stderr.write(text + "\n")
 
     def look(self) -> None:

@@ -88,6 +88,7 @@ def _report_what_goes_on(runs: Path) -> None:
             if agent_is_alive(run):
                 job = record.load_record(run).job or {}
                 what = "Following" if run.followed.exists() else "Training"
+                screen.erase()
                 sys.stderr.write(
                     f"\n{what} goes on as job {job.get('id', '?')} ({run.name}). "
                     f"Watch: tarmac status   Stop: tarmac cancel {run.handle}"

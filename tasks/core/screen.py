@@ -1,4 +1,4 @@
-"""Terminal output: a line per stage, and a progress bar while it runs.
+"""Terminal output: a line per stage, a progress bar while it runs, and a clock while nothing else is shown.
 
 On a terminal a running stage shows a bar that vanishes when it ends; elsewhere (a log, a pipe) it prints a
 plain line every PLAIN_INTERVAL_S seconds, and one that has not changed ever more rarely. Everything goes to
@@ -11,14 +11,17 @@ run's log.
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from tasks.core.pace import how_far
-from tasks.core.units import duration, format_duration
+from tasks.core.units import SPACE, duration, format_duration
 
 if TYPE_CHECKING:  # rich takes a while to import, and the library needs none of it
     from rich.console import Console
@@ -32,6 +35,10 @@ LONGEST_INTERVAL_S = 600.0
 QUIET_S = 2.0
 """A stage that ends sooner prints no plain line before its summary."""
 WIDTH = 62
+TICK_S = 1.0
+"""On a terminal the clock of what is waited for moves this often."""
+ERASE = "\r\x1b[K"
+"""What erases the terminal's line that the cursor is in."""
 logger = logging.getLogger(__name__)
 
 
@@ -50,23 +57,111 @@ def console() -> Console:
 def running(stage: str) -> Iterator[Progress]:
     """Show the progress of a stage while the block runs."""
     screen = console()
-    with _bar(screen, stage) if screen.is_terminal else _lines(screen, stage) as show:
+    with _clock.held(), _bar(screen, stage) if screen.is_terminal else _lines(screen, stage) as show:
         yield show
 
 
 def finished(stage: str, summary: str, seconds: float, mark: str = "✓") -> None:
     """Print the final line of a stage: what it did, and how long it took."""
+    erase()
     console().print(f"{mark} {stage:<9} {summary:<{WIDTH}} {format_duration(seconds):>7}", markup=False)
 
 
 def passing(text: str, *, elsewhere: bool = False) -> None:
-    """Show at once what a command is about to do: on a terminal by a line that the next one overwrites, and
-    `elsewhere` by a line of its own. It imports nothing."""
-    if sys.stderr.isatty():
-        sys.stderr.write(f"  {text}…\r")
-    elif elsewhere:
+    """Show at once what a command is about to do: on a terminal with a clock, until something else is shown,
+    and `elsewhere` by a line of its own. It imports nothing."""
+    if not _clock.show(text) and elsewhere:
         sys.stderr.write(f"  {text}…\n")
-    sys.stderr.flush()
+        sys.stderr.flush()
+
+
+def erase() -> None:
+    """Make way for a line that is printed now; call it before each that does not come from this module."""
+    _clock.erase()
+
+
+def end_passing() -> None:
+    """Show no clock any more: the command is done, or another program writes to the terminal from now on."""
+    _clock.end()
+
+
+class _Clock:
+    """The last line of the terminal while nothing else is shown: what is waited for, and for how long.
+
+    A thread moves it, so that a command that imports or reads for seconds does not look dead.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._text, self._since, self._resumes = "", 0.0, 0.0
+        self._is_drawn = False
+        self._bars = 0
+        self._ended: threading.Event | None = None
+
+    def show(self, text: str) -> bool:
+        """Begin with another text; False where standard error is no terminal."""
+        if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+            return False
+        with self._lock:
+            self._text, self._since, self._resumes = text, time.monotonic(), 0.0
+            if self._ended is None:
+                self._ended = threading.Event()
+                threading.Thread(target=self._tick, args=[self._ended], name="clock", daemon=True).start()
+            self._draw()
+        return True
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Leave the terminal to a progress bar while the block runs."""
+        with self._lock:
+            self.erase()
+            self._bars += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._bars -= 1
+                self._text, self._since = "working", time.monotonic()
+
+    def erase(self) -> None:
+        with self._lock:
+            if self._is_drawn:
+                self._write(ERASE)
+                self._is_drawn = False
+            self._resumes = time.monotonic() + TICK_S
+
+    def end(self) -> None:
+        with self._lock:
+            if self._ended is not None:
+                self._ended.set()
+                self._ended = None
+            self.erase()
+
+    def _tick(self, ended: threading.Event) -> None:
+        while not ended.wait(TICK_S):
+            with self._lock:
+                if not ended.is_set() and time.monotonic() >= self._resumes:
+                    self._draw()
+
+    def _draw(self) -> None:
+        if self._bars:
+            return
+        waited_s = time.monotonic() - self._since
+        whole = f"{waited_s:.0f}{SPACE}s" if waited_s < 60 else duration(waited_s)
+        clock = f" {whole}" if waited_s >= TICK_S else ""
+        room = max(shutil.get_terminal_size().columns - len(clock) - 4, 8)
+        text = self._text if len(self._text) <= room else f"{self._text[: room - 1]}"
+        self._write(f"{ERASE}  {text}…{clock}\r")
+        self._is_drawn = True
+
+    @staticmethod
+    def _write(text: str) -> None:
+        with suppress(OSError, ValueError):  # the terminal is gone, or standard error is closed
+            sys.stderr.write(text)
+            sys.stderr.flush()
+
+
+_clock = _Clock()
 
 
 def warn(text: str) -> None:
@@ -81,6 +176,7 @@ class Printer(logging.Handler):
         super().__init__(logging.WARNING)
 
     def emit(self, record: logging.LogRecord) -> None:
+        erase()
         console().print(f"! {record.getMessage()}", markup=False)
 
 
