@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, StringC
 from pydantic_core import CoreSchema
 
 from tasks.core.config import FAST_LOADER, PAIR, load_config
-from tasks.core.errors import UsageError
+from tasks.core.errors import UsageError, list_mistakes, mistakes_of
 from tasks.core.schema import Config
 from tasks.evaluation import evaluators
 from tasks.models import recipes
@@ -108,6 +108,9 @@ def configured(path: Path, overrides: Overrides | None) -> Config:
     tracker that is not installed.
     """
     settings = load_config(path, overrides.as_pairs() if overrides is not None else ())
+    mistakes = list(_mistakes(settings))
+    if len(mistakes) > 1:
+        raise UsageError(list_mistakes(mistakes, str(path)))
     if settings.train is not None:
         recipes.check_recipe(settings.train)
         require_ranks(settings)
@@ -117,3 +120,17 @@ def configured(path: Path, overrides: Overrides | None) -> Config:
             "track.tracker: wandb is not installed: pip install 'tarmac[wandb]', or choose tensorboard"
         )
     return settings
+
+
+def _mistakes(config: Config) -> Iterator[str]:
+    """Yield what recipe and evaluators do not take of their own keys, a line per mistake."""
+    if config.train is not None:
+        try:
+            recipes.check_recipe(config.train)
+        except UsageError as error:
+            yield from mistakes_of(error)
+    for task in evaluators.tasks_of(config):
+        try:
+            evaluators.load_evaluator(task)
+        except UsageError as error:
+            yield from mistakes_of(error)

@@ -1,4 +1,4 @@
-"""Reads a config file and reports what is wrong with it in one line; writes one that is complete.
+"""Reads a config file and reports what is wrong with it, a line per mistake; writes one that is complete.
 
 OmegaConf reads the YAML, resolves interpolations and applies `--set` overrides; the models in
 `tasks.core.schema` check the values; `tasks.core.mistakes` turns their errors into key, reason and fix.
@@ -94,7 +94,7 @@ def validate(values: Any, origin: str) -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise UsageError(f"{origin}: {list_mistakes(describe_mistakes(error, Config))}") from None
+        raise UsageError(list_mistakes(describe_mistakes(error, Config), origin)) from None
 
 
 def differing_keys(one: Mapping[str, Any], other: Mapping[str, Any], above: str = "") -> list[str]:
@@ -151,9 +151,21 @@ def _yaml_errors(path: Path) -> Iterator[None]:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}:" if mark is not None else ""
         problem = str(getattr(error, "problem", error)).splitlines()[0]
+        if "'\\t'" in problem or ("cannot start any token" in problem and _has_tab(path, mark)):
+            problem = "a tab stands where YAML takes spaces only"
         raise UsageError(f"{path}:{line} {problem}; this is no valid YAML") from None
     except ValueError as error:  # such as a number of five thousand digits
         raise UsageError(f"{path}: {error}; this is no valid YAML") from None
+
+
+def _has_tab(path: Path, mark: Any) -> bool:
+    """Whether the place of an error is a tab."""
+    try:
+        return (
+            mark is not None and path.read_text(encoding="utf-8").splitlines()[mark.line][mark.column] == "\t"
+        )
+    except (OSError, ValueError, IndexError):
+        return False
 
 
 def _override(tree: Any, override: str) -> None:

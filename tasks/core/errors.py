@@ -32,7 +32,8 @@ class TarmacError(Exception):
 
 
 class UsageError(TarmacError):
-    """A command or config is wrong. The message is one line that names the key and the fix; exit code 2."""
+    """A command or config is wrong. The message names the key and the fix, in one line per mistake; exit
+    code 2."""
 
     exit_code = 2
     field = "overrides.set"
@@ -92,13 +93,27 @@ def first_line(error: BaseException) -> str:
 
 def instead(word: str, known: Sequence[str]) -> str:
     """Return the end of a message about an unknown name: the closest known name, or the list of them."""
-    near = difflib.get_close_matches(word, known, n=1) or [name for name in known if word and word in name]
+    near = difflib.get_close_matches(word, known, n=1) or [
+        name for name in known if len(word) > 2 and word in name
+    ]
     if near:
         return f"did you mean {near[0]}?"
     return f"there are: {', '.join(known[:MOST_NAMED]) or 'none'}{', …' if len(known) > MOST_NAMED else ''}"
 
 
-def list_mistakes(mistakes: Sequence[str]) -> str:
-    """Join several mistakes into one line, since a usage error is one line."""
+def list_mistakes(mistakes: Sequence[str], origin: str = "") -> str:
+    """Return one mistake as a line that begins with its `origin`, or several as a line that counts them and
+    a line for each."""
+    start = f"{origin}: " if origin else ""
+    if len(mistakes) == 1:
+        return start + mistakes[0]
     more = len(mistakes) - MOST_NAMED
-    return " | ".join([*mistakes[:MOST_NAMED], *([f"and {more} more"] if more > 0 else [])])
+    lines = [*mistakes[:MOST_NAMED], *([f"and {more} more"] if more > 0 else [])]
+    return "\n  ".join([f"{start}{len(mistakes)} errors", *lines])
+
+
+def mistakes_of(error: UsageError) -> list[str]:
+    """Return the mistakes that `list_mistakes` has joined, each with its origin."""
+    first, *lines = str(error).split("\n  ")
+    origin = first.rpartition(": ")[0]
+    return [f"{origin}: {line}" if origin else line for line in lines] or [first]

@@ -110,8 +110,8 @@ def load_evaluator(task: TaskSpec) -> Evaluator:
     try:
         evaluator = kind(**task.arguments)
     except ValidationError as error:
-        mistakes = list_mistakes(describe_mistakes(error, kind, noun="argument"))
-        raise UsageError(f"evaluate.tasks: {task.name}: {mistakes}") from None
+        mistakes = describe_mistakes(error, kind, noun="argument")
+        raise UsageError(list_mistakes(mistakes, f"evaluate.tasks: {task.name}")) from None
     if evaluator.dataset is not None and not evaluator.judges_samples:
         raise UsageError(
             f"evaluate.tasks: {task.name}: dataset: has no effect, because {task.kind} judges no samples of "

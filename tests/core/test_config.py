@@ -1,4 +1,4 @@
-"""A mistake in a config is one line that names the key and the fix."""
+"""Each mistake in a config is one line that names the key and the fix."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.parameters import Overrides, configured
 from tasks.core.config import dump, load_config, reload
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
@@ -127,11 +128,34 @@ def test_each_mistake_names_its_key_and_fix(override: str, says: str) -> None:
 
 
 def test_every_mistake_has_its_reason_and_its_fix() -> None:
-    assert complaint("dataset.reject_budgt=1", "train.precision=fp8", "train.seed=-1") == (
-        "dataset.reject_budgt: unknown key; did you mean reject_budget? | "
-        "train.precision: must be 'auto', 'fp32', 'bf16' or 'fp16', not 'fp8' | "
-        "train.seed: must be greater than or equal to 0, not -1"
-    )
+    with pytest.raises(UsageError) as caught:
+        load_config(DIGITS, ["dataset.reject_budgt=1", "train.precision=fp8", "train.seed=-1"])
+    assert str(caught.value).splitlines() == [
+        f"{DIGITS}: 3 errors",
+        "  dataset.reject_budgt: unknown key; did you mean reject_budget?",
+        "  train.precision: must be 'auto', 'fp32', 'bf16' or 'fp16', not 'fp8'",
+        "  train.seed: must be greater than or equal to 0, not -1",
+    ]
+
+
+def test_recipe_and_evaluations_report_their_mistakes_together() -> None:
+    model, tasks = "train.model={nme: a, foo: 1}", "evaluate.tasks=[zero_shott, {kind: retrieval, x: 1}]"
+    with pytest.raises(UsageError) as caught:
+        configured(DIGITS, Overrides(set=[model, tasks]))
+    first, *lines = str(caught.value).splitlines()
+    assert first == f"{DIGITS}: 4 errors"
+    assert lines[0] == "  train.model.nme: unknown key; did you mean name?"
+    assert lines[1].startswith("  train.model.foo: unknown key; there are: name, ")
+    assert lines[2:] == [
+        "  evaluate.tasks: unknown kind 'zero_shott'; did you mean zero_shot?",
+        "  evaluate.tasks: retrieval: x: unknown argument; there are: split, dataset, samples",
+    ]
+
+
+def test_a_split_column_beside_shares_has_the_change_that_mends_it() -> None:
+    fix = "--set 'dataset.splits={from: split}'"
+    assert complaint("dataset.splits={from: split, val: 0.1}").endswith(f"so remove val: {fix}")
+    load_config(DIGITS, ["dataset.splits={from: split}"])
 
 
 def test_epochs_take_the_place_of_steps_that_are_set_to_null() -> None:
@@ -170,13 +194,18 @@ def test_files_that_are_no_config(tmp_path: Path) -> None:
         (b"name: a\0b", "is no valid YAML"),
         (b"name: " + b"1" * 5000, "is no valid YAML"),
         (b"- a\n- b\n", "holds no keys"),
-        (b"", "name: is required and missing"),
+        (b"name: a\ndataset:\n\toutput: b\n", "line 3: a tab stands where YAML takes spaces only"),
     ]:
         path = tmp_path / "config.yaml"
         path.write_bytes(content)
         with pytest.raises(UsageError, match=says) as caught:
             load_config(path)
         assert "\n" not in str(caught.value)
+    path.write_bytes(b"")
+    with pytest.raises(
+        UsageError, match=r"2 errors\n  name: is required: The beg.*\n  dataset: is required: The"
+    ):
+        load_config(path)
     with pytest.raises(UsageError, match="cannot be read"):
         load_config(tmp_path / "nowhere.yaml")
 
@@ -193,7 +222,7 @@ def test_a_table_is_no_config_and_its_rows_are_not_shown(tmp_path: Path) -> None
         (tmp_path / name).write_text(text)
         with pytest.raises(UsageError) as caught:
             load_config(tmp_path / name)
-        assert "secret number 5" not in str(caught.value) and len(str(caught.value)) < 400
+        assert "secret number 5" not in str(caught.value) and len(str(caught.value)) < 500
     with pytest.raises(UsageError, match=r"birds\.csv: is a table, not a config; `tarmac init .*birds\.csv`"):
         load_config(tmp_path / "birds.csv")
 

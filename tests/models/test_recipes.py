@@ -156,7 +156,7 @@ def test_embeddings_share_one_space_of_unit_length(embedding: Recipe, name: str)
 
 def test_unknown_key_of_the_model_is_named(name: str) -> None:
     key = next(iter(MODELS[name]))
-    both = rf"train\.model\.{key}x: unknown key; did you mean {key}\? \| train\.model\.zzz: unknown key; there are: "
+    both = rf"train\.model\.{key}x: unknown key; did you mean {key}\?\n  train\.model\.zzz: unknown key; there are: "
     with pytest.raises(UsageError, match=both):
         recipes.load_recipe(train_block(name, **MODELS[name], **{f"{key}x": 1, "zzz": 2}))
 

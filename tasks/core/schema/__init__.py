@@ -76,9 +76,11 @@ class Config(Block):
     """A whole pipeline, from raw files to an evaluated model."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    """The beginning of the names of runs, such as `birds-clip`."""
     runs: Folder = Path("runs")
     """Folder in which the run folders are created."""
     dataset: Dataset
+    """The raw data, and the dataset that is built from them."""
     reinforce: Reinforce | None = None
     loader: Loader = Loader()
     train: Train | None = None

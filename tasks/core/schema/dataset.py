@@ -143,7 +143,11 @@ class Splits(Block):
                     f"{name!r} cannot be held out; a split is a word such as val, and train is the rest"
                 )
         if self.column is not None and (self.shares or self.group_by is not None):
-            raise ValueError("from: COLUMN names every sample's split, so remove the other keys")
+            others = [*self.shares, *(["group_by"] if self.group_by is not None else [])]
+            raise ValueError(
+                f"from: {self.column} names every sample's split, so remove {' and '.join(others)}: "
+                f"--set 'dataset.splits={{from: {self.column}}}'"
+            )
         if sum(self.shares.values()) >= 1:
             raise ValueError("the shares held out leave nothing to train on")
         return self
