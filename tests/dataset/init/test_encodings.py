@@ -55,7 +55,7 @@ def test_a_text_is_read_as_it_was_written(encoding: str, texts: list[str]) -> No
         b"file,caption\na.png,plain\n",
         "file,caption\na.png,größer\n".encode(),
         "file,caption\na.png,größer\n".encode("utf-16"),
-        b"a.png,gr\xfcn\n" + "b.png,eine größere Brücke über den Fluß\n".encode() * 3,
+        b"a.png,gr\xfcn\n" + "b.png,un café à Paris, l’été\n".encode() * 3,
         b"file,caption\na.png,\x81\x8d\x8f\x90\x9d\x01\xff\xfe\xfa\n",
     ],
 )

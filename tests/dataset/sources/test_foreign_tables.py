@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -192,8 +193,8 @@ def test_backslashes_are_read_unless_a_file_is_called_so(tmp_path: Path) -> None
 
 
 def test_another_root_is_another_place_and_the_same_config(tmp_path: Path) -> None:
-    for name in ("here", "there"):
-        raw.pictures(tmp_path / name, 6)
+    raw.pictures(tmp_path / "here", 6)
+    shutil.copytree(tmp_path / "here", tmp_path / "there")  # with the times of its files
     path = raw.write_table(tmp_path / "t", [(f"{n:04d}.png", f"picture {n}", "") for n in range(6)])
     keys = {"image": "file", "caption": "caption"}
     here, there = (

@@ -47,6 +47,13 @@ def test_an_annotation_is_a_row_with_the_fields_of_its_image(
         assert fields["caption"] == collections.text(number, fields["id"] - 5 * number)
 
 
+def test_a_number_may_go_on_in_what_is_yet_to_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_documents, "CHUNK", 1)
+    assert [row.fault for row in rows(tmp_path, "[123 , 45]")] == ["no JSON object"] * 2
+
+
 def test_the_order_of_a_document_does_not_matter(tmp_path: Path) -> None:
     document = collections.coco_instances(range(3), "val2017")
     turned = dict(reversed(document.items()))
