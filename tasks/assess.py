@@ -16,7 +16,7 @@ from tasks.core.findings import Finding, Severity
 from tasks.core.schema import Config
 from tasks.core.units import counted
 from tasks.dataset.quality.assessment import ASSESSMENT
-from tasks.dataset.quality.findings import judge_by, lines_of
+from tasks.dataset.quality.verdict import judge_by, lines_of
 from tasks.stage import StageResult, artifact_key, best_effort, shown
 
 EXAMINE = "tasks.dataset.quality.examine:examine_version"

@@ -151,7 +151,7 @@ def _show_build(
     from tasks.core import screen
     from tasks.dataset import quarantine
     from tasks.dataset.manifest import read_manifest
-    from tasks.dataset.quality.findings import kept_findings, lines_of
+    from tasks.dataset.quality.verdict import kept_findings, lines_of
 
     manifest = read_manifest(version)
     entries = quarantine.read_quarantine(quarantine.home(version) / quarantine.NAME)

@@ -123,6 +123,17 @@ def seal_files(version: Path) -> dict[str, FileSeal]:
     }
 
 
+def may_be_used(version: Path, name: str) -> bool:
+    """Whether a file beside the tars has its seal, or none that could be compared: without checksums of its
+    own, a changed byte in it would pass."""
+    try:
+        seal = read_build_info(version).files.get(name)
+        path = version / name
+        return seal is None or (path.stat().st_size == seal.bytes and blake3_file(path) == seal.blake3)
+    except (DataError, OSError):
+        return True  # verify reports that build.json, or the file itself, is lost
+
+
 def names_beside_tars(version: Path) -> list[str]:
     """The sorted names of the version's files, without its tars and build.json, relative to its folder."""
     found = (path.relative_to(version).as_posix() for path in version.rglob("*") if path.is_file())

@@ -53,7 +53,7 @@ SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class Measuring:
+class LookTask:
     """A worker's task: to measure the listed samples whose shard hashes begin with `prefix` (of `bits` bits),
     by the rules with the digest `rules`, into the file `target`."""
 
@@ -84,10 +84,10 @@ def group_by_content(config: Config, catalogue: Catalogue, progress: Progress) -
         content = blake3(shape.encode())
         for entry in catalogue.listed_below(prefix, bits):
             content.update(b"\n" + entry.identity)
-        tasks.append(Measuring(staging, rules, prefix, bits, folder / f"{content.hexdigest(16)}.arrow"))
+        tasks.append(LookTask(staging, rules, prefix, bits, folder / f"{content.hexdigest(16)}.arrow"))
     missing = [task for task in tasks if not task.target.exists()]
     done = 0
-    with closing(map_groups(measure, missing, config.engine, folder=staging / JOBS)) as results:
+    with closing(map_groups(measure_looks, missing, config.engine, folder=staging / JOBS)) as results:
         for count in results:
             done += count
             progress(done, catalogue.listed, NOTE)
@@ -99,7 +99,7 @@ def group_by_content(config: Config, catalogue: Catalogue, progress: Progress) -
             path.unlink()
 
 
-def measure(task: Measuring) -> int:
+def measure_looks(task: LookTask) -> int:
     """Measure the samples of a task, write them to its file, and return their number."""
     with closing(Catalogue(task.staging / NAME, reads_only=True)) as catalogue:
         work = converter(task.staging, task.rules)

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from tasks.core.schema import Dataset
 from tasks.dataset import filters, layout
+from tasks.dataset.build_info import may_be_used
 from tasks.dataset.building.catalogue import FILTERED, Catalogue, ListedSample
 from tasks.dataset.building.fingerprint import is_converted_alike
 from tasks.dataset.building.sidecar import ConvertedSample, first, statistics_schema
@@ -41,7 +42,9 @@ def shards_to_keep_from(
     hold samples of theirs from addresses; none where it was built by other rules."""
     found: dict[int, list[KnownShard]] = defaultdict(list)
     version = layout.linked(dataset.output)
-    if version is None or not catalogue.fact("addresses") or not is_converted_alike(version, dataset):
+    if version is None or not catalogue.fact("addresses") or not may_be_used(version, INPUTS):
+        return found
+    if not is_converted_alike(version, dataset):
         return found
     with contextlib.suppress(OSError, pa.ArrowException, ValueError):  # verify reports damage
         for number, table in enumerate(ArrowBatches(version / INPUTS, COLUMNS)):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +23,13 @@ from tasks.core.files import digest, read_json, write_atomic
 from tasks.core.schema import Dataset
 from tasks.core.stores import absolute_location, is_remote, redact
 from tasks.dataset import layout, versions
+from tasks.dataset.build_info import may_be_used
 from tasks.dataset.building.assemble import DraftShard
-from tasks.dataset.building.catalogue import Catalogue, RejectedSample
+from tasks.dataset.building.catalogue import Catalogue, ListedSample, RejectedSample
 from tasks.dataset.building.shard_plan import PlannedShard
 from tasks.dataset.building.sidecar import counted_reasons, first, holds_transient
 from tasks.dataset.layout import INPUTS
-from tasks.dataset.rejects import PASSING
+from tasks.dataset.rejects import PASSING, printable
 from tasks.dataset.tables import ArrowBatches
 
 RULES = "dataset.json"
@@ -164,21 +165,35 @@ def converted_shards(
         while planned.ordinal not in waiting:
             waiting.add(next(converted))
         waiting.remove(planned.ordinal)
-        yield _converted(planned, known, staging, sidecars)
+        yield _converted(planned, catalogue, known, staging, sidecars)
     next(converted, None)  # runs the generator to its end, where the engine cleans up
 
 
 def _converted(
-    planned: PlannedShard, known: Mapping[int, KnownShard], staging: Path, sidecars: KnownSidecars
+    planned: PlannedShard,
+    catalogue: Catalogue,
+    known: Mapping[int, KnownShard],
+    staging: Path,
+    sidecars: KnownSidecars,
 ) -> DraftShard:
     one = known.get(planned.ordinal)
+    entries = catalogue.entries(planned.start, planned.stop)
     if one is not None:
-        return DraftShard(planned.split, sidecars[one], None if one.tar is None else one.version / one.tar)
+        table = _with_places(sidecars[one], entries)
+        return DraftShard(planned.split, table, None if one.tar is None else one.version / one.tar)
     table = staged(staging, planned.digest)
     if table is None:
         raise DataError(f"a converted shard has disappeared from {staging}; build again")
     is_empty = first(table, "blake3") is None
+    table = _with_places(table, entries)
     return DraftShard(planned.split, table, None if is_empty else tar_path(staging, planned.digest))
+
+
+def _with_places(sidecar: Any, entries: Sequence[ListedSample]) -> Any:
+    """Return the sidecar with the places that its samples have in the source now: a line that is added to a
+    table moves those below it."""
+    places = pa.array([printable(entry.place) for entry in entries], pa.string())
+    return sidecar.set_column(sidecar.schema.get_field_index("source"), "source", places)
 
 
 def note_rejects(
@@ -190,7 +205,7 @@ def note_rejects(
     unread = catalogue.fact("unread_containers") or 0
     with catalogue.transaction():
         for planned in map(catalogue.shard, ordinals):
-            table = _converted(planned, known, staging, sidecars).sidecar
+            table = _converted(planned, catalogue, known, staging, sidecars).sidecar
             unread += sum(n for reason, n in counted_reasons(table).items() if reason in PASSING)
             columns = (table.column(name).to_pylist() for name in ("reason", "detail"))
             rows = zip(catalogue.entries(planned.start, planned.stop), *columns, strict=True)
@@ -228,6 +243,8 @@ def known_shards(dataset: Path, catalogue: Catalogue) -> dict[int, KnownShard]:
     linked = layout.linked(dataset)
     now = None if linked is None else linked.resolve()
     for version in sorted(versions.list_versions(dataset), key=lambda version: version.resolve() != now):
+        if not may_be_used(version, INPUTS):
+            continue
         with suppress(OSError, pa.ArrowException, ValueError):  # verify reports damage
             for number, table in enumerate(ArrowBatches(version / INPUTS, LOOKED_AT)):
                 ordinal = catalogue.ordinal(first(table, "planned"))

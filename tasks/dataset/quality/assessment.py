@@ -23,7 +23,7 @@ BORDER = 0.15
 
 
 @dataclass(frozen=True)
-class Example:
+class ShownSample:
     """A sample that shows what was found: its name in the source, its place there, and a text or value where
     that says more."""
 
@@ -40,7 +40,7 @@ class Found:
 
     count: int = 0
     of: int = 0
-    examples: Sequence[Example] = ()
+    examples: Sequence[ShownSample] = ()
 
     @property
     def share(self) -> float:
@@ -53,7 +53,7 @@ class Cluster:
 
     size: int
     is_exact: bool
-    members: Sequence[Example]
+    members: Sequence[ShownSample]
 
 
 @dataclass(frozen=True)

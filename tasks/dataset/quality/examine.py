@@ -3,7 +3,7 @@ teach nothing, classes out of balance.
 
 Everything but the captions' words is judged by the statistics that the build has taken of every sample, so
 a million samples take seconds and no picture is opened. Captions are read of at most CAPTIONS evenly spread
-samples. The result is facts, which `findings` judges.
+samples. The result is facts, which `verdict` judges.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from tasks.dataset.quality.assessment import (
     BORDER,
     Assessment,
     Cluster,
-    Example,
     Found,
+    ShownSample,
     kept_assessment,
     path_of,
 )
@@ -148,7 +148,7 @@ def _cluster(
         shown = np.unique(np.concatenate([members[firsts], shown]))[: max(MOST_MEMBERS, len(firsts))]
     places = [columns.place(one) for one in shown.tolist()]
     is_exact = len(set(exact[members].tolist())) == 1
-    return Cluster(len(members), is_exact, [Example(*place) for place in places])
+    return Cluster(len(members), is_exact, [ShownSample(*place) for place in places])
 
 
 def _pictures(columns: SampleColumns) -> dict[str, Found]:
@@ -196,7 +196,7 @@ def _found(
         numbers = numbers[np.argsort(worst[numbers], kind="stable")]
         notes = [f"{abs(float(value)):.3g}" for value in worst[numbers[:SHOWN]]]
     shown = zip(numbers[:SHOWN].tolist(), notes, strict=False)
-    return Found(len(numbers), of, [Example(*columns.place(one), note=note) for one, note in shown])
+    return Found(len(numbers), of, [ShownSample(*columns.place(one), note=note) for one, note in shown])
 
 
 def _classes(columns: SampleColumns) -> dict[str, int]:
@@ -244,7 +244,7 @@ def _texts(version: Path, columns: SampleColumns, count_tokens: CountTokens | No
 def _of_texts(
     places: Sequence[SampleRow], numbers: Sequence[int], notes: Mapping[int, str], first: str = ""
 ) -> Found:
-    shown = [Example(*places[one], note=shorten(notes[one], 120)) for one in numbers[:SHOWN]]
+    shown = [ShownSample(*places[one], note=shorten(notes[one], 120)) for one in numbers[:SHOWN]]
     if shown and first:
         shown[0] = replace(shown[0], note=first)
     return Found(len(numbers), len(places), shown)

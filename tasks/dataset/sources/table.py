@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from hashlib import blake2b
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -56,19 +56,28 @@ class TableImages:
         self._form = TextForm(config.delimiter, config.encoding)
         given = f" (it is read as {config.encoding})"
         self._fix = given if config.encoding else f"; if {WINDOWS}, give its source encoding: cp1252"
-        self._filter = rules_on_fields(dataset)
+        self._rules = dataset.filter
         self._limit = largest_bytes(dataset.image)
         self._keys = [config.key] if isinstance(config.key, str) else config.key or []
         roles = {"image": [config.image], "caption": [config.caption], "key": self._keys}
         self._asked = [(f"{config_key}.{role}", name) for role, names in roles.items() for name in names]
         splits = {"group_by": dataset.splits.group_column, "from": dataset.splits.column}
         self._asked += [(f"dataset.splits.{key}", name) for key, name in splits.items() if name is not None]
-        self._wanted = {*self._filter, *(name for _, name in self._asked)}
+        self._wanted = {*rules_on_fields(dataset), *(name for _, name in self._asked)}
         self._joiner: RowJoiner | None = None
         if config.captions == "all":
             same = [name for name in splits.values() if name is not None]
-            self._joiner = RowJoiner(config.image, config.caption, partial(passes, self._filter), same)
+            self._joiner = RowJoiner(config.image, config.caption, self._is_wanted, same)
         self._unread: tuple[OpenTable, ObjectStat] | None = None
+
+    @cached_property
+    def _filter(self) -> Mapping[str, Any]:
+        """The rules on columns; others are on what the build measures."""
+        named = self._wanted | set(self._first.columns)
+        return {name: rule for name, rule in self._rules.items() if name in named}
+
+    def _is_wanted(self, fields: Mapping[str, Any]) -> bool:
+        return passes(self._filter, fields)
 
     @cached_property
     def location(self) -> str:
@@ -224,7 +233,7 @@ class TableImages:
         if not name:  # also where the row names the source's folder
             fault: tuple[Reason, str] = "member.missing", "the row names no image"
             return RawSample(place, place, "", known, fault=fault), None
-        file, is_wanted = self._images.public_name(name), passes(self._filter, known)
+        file, is_wanted = self._images.public_name(name), self._is_wanted(known)
         if file != name:
             address = {self._config.image: self._images.address(name)}
             fields, known = {**fields, **address}, {**known, **address}

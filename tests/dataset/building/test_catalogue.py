@@ -71,7 +71,7 @@ def test_a_reject_of_the_conversion_is_counted_once(catalogue: Catalogue) -> Non
         rejected = RejectedSample(1, "b", "b", "image.empty", "0 bytes", "t:1", "b")
         catalogue.reject([rejected], in_conversion=True)
     assert (catalogue.read, catalogue.accepted) == (2, 2)
-    assert (catalogue.rejected_in_listing, catalogue.rejected_in_conversion) == (0, 1)
+    assert (catalogue.rejected_in_listing, catalogue.left_out_in_conversion) == (0, 1)
     assert [catalogue.find(key) for key in "abc"] == [(None, None, None), None, None]
 
 

@@ -17,7 +17,7 @@ from tasks.dataset.building.builder import build
 from tasks.dataset.manifest import read_manifest
 from tasks.dataset.quality.assessment import Assessment
 from tasks.dataset.quality.examine import examine
-from tasks.dataset.quality.findings import judge
+from tasks.dataset.quality.verdict import judge
 from tests.dataset.quality.planted import PLANTS, Sample, clean, opened, planted, write
 
 FOUND_AS = {

@@ -19,8 +19,8 @@ from tasks.dataset.quality.assessment import (
     BORDER,
     Assessment,
     Cluster,
-    Example,
     Found,
+    ShownSample,
     false_negatives,
     kept_assessment,
 )
@@ -279,7 +279,7 @@ def _warn(
     return Finding(code, severity, remedy, evidence=evidence, config=config)
 
 
-def _shown(example: Example) -> str:
+def _shown(example: ShownSample) -> str:
     return f"{example.key} ({example.note})" if example.note else example.key
 
 
