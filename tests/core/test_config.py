@@ -65,7 +65,7 @@ def test_a_dumped_config_is_read_back_as_it_stands(tmp_path: Path) -> None:
         ("batch-size=3", "batch-size: unknown key; there are: name, runs, dataset, "),
         (
             "dataset.source.separator=;",
-            "dataset.source.separator: unknown key; there are: kind, path, delimiter, encoding, image, root, caption, templates, fields",
+            "dataset.source.separator: unknown key; there are: kind, path, delimiter, encoding, image, root, caption, captions, templates, fields",
         ),
         (
             "train.epochs=3",

@@ -258,7 +258,7 @@ def test_the_manifest_of_another_dataset_accuses_no_sample(two: tuple[Path, str,
     [
         ("pipe:cat x.tar", "no command is run"),
         ("pipe:curl https://h/{0..3}.tar", "no command is run"),
-        ("hf://datasets/x", "hf:// is not read"),
+        ("hf://datasets/x", "an address of the hub is hf://datasets/OWNER/NAME"),
         ("nowhere", "there is no nowhere"),
         ("nowhere/{000000..000003}.tar", "there is no nowhere"),
         ("nowhere/*.tar", "there is no"),
