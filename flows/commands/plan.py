@@ -13,7 +13,7 @@ from flows.commands.arguments import AsJson, Changes, ConfigFile
 from flows.commands.output import print_result, say
 from tasks.core import screen
 from tasks.core.errors import TarmacError, first_line
-from tasks.core.units import count, counted, duration, percent, size
+from tasks.core.units import count, counted, duration, near, percent, size
 
 if TYPE_CHECKING:
     from tasks.core.schema import Config, Train
@@ -113,11 +113,8 @@ def _build_lines(settings: Config, build: Forecast) -> Iterator[str]:
         yield from _reading_lines(settings, build.reading)
     if build.work is not None:
         yield from _work_lines(settings, build.work, "under way" if build.holder else "interrupted")
-    if (tried := build.work or build.reading) is not None:
-        for reason, sample in tried.tried_rejects.items():
-            shown = "" if is_private else f"   {sample}"
-            number = f"{count(tried.tried_reasons[reason])} of {counted(tried.tried, 'sample')} tried"
-            yield f"!         {number}: {reason}{shown}"
+    tried = build.work or build.reading
+    yield from _tried_lines(settings, build)
     yield from (f"!         {doubt}" for doubt in build.doubts if not is_private)
     if tried is None or tried.taken or not tried.tried:  # else the size is not known
         mark = "!" if build.needed_bytes > build.free_bytes else " "
@@ -125,6 +122,20 @@ def _build_lines(settings: Config, build: Forecast) -> Iterator[str]:
         yield f"{mark}         {room} {settings.dataset.output}"
     if build.stops is not None:
         yield f"!         the build would stop: {build.stops}"
+
+
+def _tried_lines(settings: Config, build: Forecast) -> Iterator[str]:
+    """Say why samples were rejected that were tried, and where they are named if the data is private."""
+    tried, is_private = build.work or build.reading, settings.dataset.private
+    if tried is None:
+        return
+    for reason, sample in tried.tried_rejects.items():
+        shown = "" if is_private else f"   {sample}"
+        number = f"{count(tried.tried_reasons[reason])} of {counted(tried.tried, 'sample')} tried"
+        yield f"!         {number}: {reason}{shown}"
+    if is_private and (tried.tried_rejects or (build.work and build.work.rejected)):
+        look = f"tarmac look {shlex.quote(near(settings.dataset.output))} --rejects"
+        yield f"          the data is private, so no sample is named; once built, {look} names each"
 
 
 def _reading_lines(settings: Config, reading: ReadingWork) -> Iterator[str]:

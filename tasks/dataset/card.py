@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Collection
 
-from tasks.dataset.manifest import Manifest
+from tasks.dataset.manifest import Manifest, is_of_rows
 
 NEEDS = "4.7"
 """The first release of `datasets` that has the type json."""
@@ -37,7 +37,8 @@ _MEMBERS = {
 """For each member, by a pattern of its name: its type in `datasets`, and what it is."""
 _JSON = {
     "chat": "the turns, as `messages: [{user, assistant}]`, their `ratings` and further facts",
-    "volume_report": "name, patient, spacing, window, orientation, labels and what was done to the volume",
+    "volume_report": "name, patient, spacing, window, orientation, labels (null where one is unknown) and "
+    "what was done to the volume",
 }
 """What `json` holds, for the modalities that define it."""
 
@@ -58,6 +59,9 @@ def card(manifest: Manifest, members: Collection[str], license_id: str | None) -
         splits=[(json.dumps(split.replace("-", "_")), split) for split in manifest.splits],
         kinds={json.dumps(name): _kind(name)[0] for name in names},
         meanings=meanings,
+        files_passed_over=sum(
+            number for kind, number in manifest.passed_over.items() if not is_of_rows(kind)
+        ),
         first="train" if "train" in manifest.splits else min(manifest.splits, default="train"),
         needs=NEEDS,
     )

@@ -22,6 +22,8 @@ MOST_KINDS = 6
 """How many kinds of files a line names."""
 THUMBNAILS, HIDDEN = "thumbnails in ", "hidden in "
 """The beginnings of the kinds of pictures that a system or a hidden folder holds."""
+ROWS_OF = "rows of "
+"""How a kind of `passed_over` begins that counts rows of a table, not files."""
 Count = Annotated[int, Field(ge=0)]
 
 
@@ -62,8 +64,8 @@ class Manifest(BaseModel):
     source: SourceSummary
     config_digest: str
     passed_over: dict[str, Count] = {}
-    """The number of files in the source's folders that no reader takes, by kind; left out where there are
-    none."""
+    """The number of files in the source's folders that no reader takes, by kind, and, as `rows of TABLE`, of
+    reports without a volume; left out where there are none."""
 
     @property
     def rejected(self) -> int:
@@ -79,9 +81,9 @@ class Manifest(BaseModel):
 
 
 def passed_over_lines(kinds: Mapping[str, int], is_private: bool) -> list[str]:
-    """`2 files passed over: 1 .pdf, 1 without suffix` and `12 thumbnails of a system passed over (@eaDir)`;
-    of private data without the kinds."""
-    marks = (THUMBNAILS, HIDDEN)
+    """`2 files passed over: 1 .pdf, 1 without suffix`, `12 thumbnails of a system passed over (@eaDir)`,
+    `12 rows of reports.csv have no volume`; of private data without the kinds and names."""
+    marks = (THUMBNAILS, HIDDEN, ROWS_OF)
     plain = {kind: number for kind, number in kinds.items() if not kind.startswith(marks)}
     lines = []
     if plain:
@@ -94,7 +96,17 @@ def passed_over_lines(kinds: Mapping[str, int], is_private: bool) -> list[str]:
             line = f"{counted(sum(found.values()), what)}{of} passed over"
             names = next(iter(found)) if len(found) == 1 else _most(found)
             lines.append(line if is_private else f"{line} ({names})")
+    for kind, number in kinds.items():
+        if is_of_rows(kind):
+            name = "the reports" if is_private else kind.removeprefix(ROWS_OF)
+            verb = "has" if number == 1 else "have"
+            lines.append(f"{counted(number, 'row')} of {name} {verb} no volume")
     return lines
+
+
+def is_of_rows(kind: str) -> bool:
+    """Whether a kind of what was passed over is a table's rows rather than files."""
+    return kind.startswith(ROWS_OF)
 
 
 def _most(kinds: Mapping[str, int]) -> str:

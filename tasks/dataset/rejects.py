@@ -65,7 +65,7 @@ MEANINGS: Mapping[str, str] = {
     "volume.hu_range": "the values cannot be Hounsfield units",
     "volume.spacing": "the distance between slices cannot be right",
     "report.missing": "there is no report",
-    "labels.missing": "a label is missing, or is no number",
+    "labels.missing": "a label is missing (labels: {missing: skip} accepts that), or is no number",
     "reinforcement.crop": "a crop lies outside the image",
     "reinforcement.rows": "there are not as many embeddings as augmentations or captions",
     "reinforcement.members": "a part of the reinforcement is missing or cannot be read",

@@ -145,11 +145,15 @@ class ReportTable(Block):
 
 
 class Labels(Block):
-    """A table of labels, one row per volume. Every column except the key is a label, required in every
-    row."""
+    """A table of labels, one row per volume. Every column except the key is a label."""
 
     path: Location
     key: str
+    missing: Literal["reject", "skip"] = "reject"
+    """What becomes of a volume whose row lacks a label, or that has no row: `reject` rejects it as
+    `labels.missing`, `skip` accepts it with the labels that it has. In the sample's `json` the others are
+    null, and evaluations leave it out for these labels alone. With `skip` an empty cell, NaN and -1, which
+    CheXpert writes for uncertain, are unknown labels."""
 
 
 class Metadata(Block):

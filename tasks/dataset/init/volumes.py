@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 from tasks.core.errors import TarmacError
 from tasks.core.schema.source import TABLES
@@ -45,6 +45,7 @@ from tasks.dataset.init.inventory import NIFTI, NPZ, Inventory, suffix_of
 from tasks.dataset.keys import stem
 from tasks.dataset.sources import npz
 from tasks.dataset.sources.tabular import open_table
+from tasks.dataset.sources.volume_folder import UNCERTAIN, is_empty
 
 HEADERS = 12
 VOXELS = 2
@@ -86,18 +87,25 @@ REPORT_WORDS = ("finding", "impression", "report", "text", "description", "concl
 REPORT_CHARACTERS = 20
 """A report is longer than this on average, where the column's name does not show that it is one."""
 METADATA = ("XYSpacing", "ZSpacing")
+UNCERTAIN_TEXTS = (str(UNCERTAIN), f"{UNCERTAIN}.0")
 Role = Literal["reports", "labels", "metadata"]
 
 
 @dataclass(frozen=True)
 class VolumeTable:
-    """A table, in one or several files, whose column `key` has `names` of the volumes."""
+    """A table, in one or several files, whose column `key` has `names` of the volumes.
+
+    Of a table of labels, `rows` were read, of which `lacking` have an empty cell and `uncertain` a -1.
+    """
 
     role: Role
     paths: tuple[str, ...]
     key: str
     names: frozenset[str]
     table: SurveyedTable
+    rows: int = 0
+    lacking: int = 0
+    uncertain: int = 0
 
     @property
     def path(self) -> str:
@@ -109,7 +117,8 @@ class VolumeTable:
         is_alike = self.key == other.key and self.table.columns.keys() == other.table.columns.keys()
         if not is_alike or self.names & other.names or set("{,}") & set("".join(paths)):
             return None
-        return replace(self, paths=paths, names=self.names | other.names)
+        sums = {name: getattr(self, name) + getattr(other, name) for name in ("rows", "lacking", "uncertain")}
+        return replace(self, paths=paths, names=self.names | other.names, **sums)
 
     @property
     def columns(self) -> list[ColumnCounts]:
@@ -123,12 +132,23 @@ class VolumeTable:
         names = [column.name for column in self.columns]
         if self.role == "labels":
             evidence.append(f"{len(names)} labels: {enumerate_names(names)}")
+            if self.lacking or self.uncertain:
+                value["missing"] = "skip"
+                evidence += self._partial
         if self.role == "reports":  # the columns named as reports, else the one with the longest texts
             texts = [column for column in self.columns if _is_report(column)]
             longest = max(texts, key=lambda one: one.share("characters"))
             value["text"] = names = [one.name for one in texts if _is_named_report(one)] or [longest.name]
             evidence.append(f"text {enumerate_names(names)}")
         return ConfigKey(self.role, value, "; ".join(evidence), is_alternative)
+
+    @property
+    def _partial(self) -> Iterator[str]:
+        """Yield how many rows do not know all labels: `3 of 60 rows lack a label`."""
+        known = ((self.lacking, "lack a label"), (self.uncertain, f"hold {UNCERTAIN}, which means uncertain"))
+        for number, what in known:
+            if number:
+                yield f"{count(number)} of {counted(self.rows, 'row')} {what}"
 
 
 @dataclass
@@ -369,11 +389,24 @@ def _table(inventory: Inventory, table: SurveyedTable, volumes: frozenset[str]) 
         role = "reports"
     elif all(name in table.columns for name in METADATA):
         role = "metadata"
-    elif others and all(_is_flag(column) for column in others):
+    elif any(_is_flag(column) for column in others) and all(map(_is_flag_or_empty, others)):
         role = "labels"
     else:
         return None
-    return VolumeTable(role, (table.file,), key, frozenset(matches[key]), table)
+    found = VolumeTable(role, (table.file,), key, frozenset(matches[key]), table)
+    return found if role != "labels" else _count_unknown(inventory, found)
+
+
+def _count_unknown(inventory: Inventory, table: VolumeTable) -> VolumeTable:
+    """Count the rows of a table of labels that do not know all of them."""
+    names = [column.name for column in table.columns]
+    rows = lacking = uncertain = 0
+    for row in _rows_of(inventory, table.table.file):
+        cells = [row.get(name) for name in names]
+        rows += 1
+        lacking += any(map(is_empty, cells))
+        uncertain += any(str(cell).strip() in UNCERTAIN_TEXTS for cell in cells)
+    return replace(table, rows=rows, lacking=lacking, uncertain=uncertain)
 
 
 def _matches(
@@ -381,23 +414,35 @@ def _matches(
 ) -> dict[str, set[str]]:
     """Return the volumes that each column names, with or without suffix."""
     found: dict[str, set[str]] = {column: set() for column in columns}
-    try:
-        table = open_table(join_location(inventory.store.location, file), "PATH", wanted=())
-        for row in islice(table.rows, MOST_ROWS):
-            for column in columns:
-                name = stem(str(row.fields.get(column)))
-                if name in volumes:
-                    found[column].add(name)
-    except StoreUnreachable:
-        raise
-    except (TarmacError, OSError):
-        pass  # The table is torn further down: what was read so far counts, and the build names the line.
+    for row in _rows_of(inventory, file):
+        for column in columns:
+            name = stem(str(row.get(column)))
+            if name in volumes:
+                found[column].add(name)
     return found
 
 
+def _rows_of(inventory: Inventory, file: str) -> Iterator[Mapping[str, Any]]:
+    """Yield a table's first rows. Where it is torn further down, what was read so far counts, and the build
+    names the line."""
+    try:
+        table = open_table(join_location(inventory.store.location, file), "PATH", wanted=())
+        for row in islice(table.rows, MOST_ROWS):
+            yield row.fields
+    except StoreUnreachable:
+        raise
+    except (TarmacError, OSError):
+        return
+
+
 def _is_flag(column: ColumnCounts) -> bool:
-    """Whether the column holds only 0 and 1, or -1."""
-    return column.is_numeric and {float(value) for value in column.values} <= {0.0, 1.0, -1.0}
+    """Whether the column holds only 0 and 1, or -1, where it is not empty."""
+    values = [value for value in column.values if not is_empty(value)]
+    return column.is_numeric and bool(values) and {*map(float, values)} <= {0.0, 1.0, float(UNCERTAIN)}
+
+
+def _is_flag_or_empty(column: ColumnCounts) -> bool:
+    return _is_flag(column) or all(map(is_empty, column.values))
 
 
 def _is_report(column: ColumnCounts) -> bool:

@@ -96,15 +96,14 @@ def accept_volume_report(raw: Members, dataset: Dataset) -> AcceptedSample:
 
 
 def _stated(raw: Members) -> dict[str, Any]:
-    """Return the facts stated about the volume; Reject where labels are incomplete. Numbers that JSON lacks
-    (NaN, Infinity, also as 1e999) count as unknown."""
+    """Return the facts stated about the volume; Reject where a label is neither a number nor null. Other
+    numbers that JSON lacks (NaN, Infinity, also as 1e999) count as unknown."""
     content = bytes(raw.get("json", b"{}"))
-    finite = partial(json.loads, parse_constant=lambda _: None, parse_float=_finite_or_none)
-    facts = json_object(content, "source.unreadable", loads=finite)
-    fault = _fault_of_labels(facts)
+    fault = _fault_of_labels(json_object(content, "source.unreadable"))
     if fault is not None:
         raise Reject("labels.missing", fault)
-    return facts
+    finite = partial(json.loads, parse_constant=lambda _: None, parse_float=_finite_or_none)
+    return json_object(content, "source.unreadable", loads=finite)
 
 
 def _finite_or_none(text: str) -> float | None:
@@ -207,11 +206,14 @@ def _judge_facts(facts: Mapping[str, Any]) -> list[MemberFault]:
 
 
 def _fault_of_labels(facts: Mapping[str, Any]) -> str | None:
+    """Return why the labels are not numbers by name, null where one is unknown; None where they are."""
     labels = facts.get("labels", {})
     if not isinstance(labels, dict):
         return "labels are no object of numbers by name"
-    lacking = next((name for name, value in labels.items() if not _is_number(value)), None)
-    return None if lacking is None else f"labels: {lacking} is no number"
+    wrong = next(
+        (name for name, value in labels.items() if value is not None and not _is_number(value)), None
+    )
+    return None if wrong is None else f"labels: {wrong} is neither a number nor null"
 
 
 def _is_number(value: Any) -> bool:

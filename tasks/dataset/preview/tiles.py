@@ -129,7 +129,9 @@ def _volume_report(members: Mapping[str, bytes], tile: Tile) -> None:
     tile.notes.append(f"{distances} mm" if spacing else "no spacing is stated: voxels are shown as cubes")
     if isinstance(labels := facts.get("labels"), dict):
         present = [str(name) for name, value in labels.items() if value]
-        tile.notes.append(shorten(f"labels: {', '.join(present) or 'none'} of {len(labels)}", TEXT))
+        unknown = sum(value is None for value in labels.values())
+        of = f"{len(labels)}{f', {unknown} unknown' if unknown else ''}"
+        tile.notes.append(shorten(f"labels: {', '.join(present) or 'none'} of {of}", TEXT))
     tile.caption = _text(members, tile, REPORT)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import chain
 from typing import Any, NamedTuple
@@ -51,6 +51,11 @@ class Lookup:
         pairs = ((_raw(key), _raw(value)) for key, value in rows)
         self._database.executemany("INSERT OR IGNORE INTO rows VALUES (?, ?)", pairs)
         self._database.execute("COMMIT")
+
+    def every_key(self) -> Iterator[str]:
+        """Yield the key of each text, as often as it has texts."""
+        for (key,) in self._database.execute("SELECT key FROM rows"):
+            yield key.decode("utf-8", "surrogatepass")
 
     def __getitem__(self, key: str) -> list[str]:
         query = "SELECT value FROM rows WHERE key = ? ORDER BY rowid"

@@ -75,8 +75,8 @@ class Source(Protocol):
 
     @property
     def passed_over(self) -> Mapping[str, int]:
-        """How many files of each kind the listing found in its folder and did not use; empty for a source
-        whose files are named by a table or a pattern."""
+        """How many files of each kind, and rows of reports, the listing found and did not use; empty for a
+        source whose files are named by a table or a pattern."""
 
     def columns(self) -> Sequence[str]:
         """Return the names that `filter`, `group_by` and `from` may use; UsageError without the source."""

@@ -29,6 +29,7 @@ from tasks.core.stores import ObjectStat, is_remote, join_location, split_locati
 from tasks.dataset.formats import npy
 from tasks.dataset.formats.volumes import geometry, stored
 from tasks.dataset.keys import stem
+from tasks.dataset.manifest import ROWS_OF
 from tasks.dataset.rejects import Reason, Reject
 from tasks.dataset.sources.fields import Lookup
 from tasks.dataset.sources.protocol import Container, RawSample, fault_of
@@ -45,6 +46,12 @@ JSON_BYTES_PER_CHUNK = 12
 NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 NOT_GIVEN = "Not given."
 """How CT-RATE writes that a report lacks a part; CT-CLIP leaves it out as well."""
+
+UNCERTAIN = -1
+"""A label of CheXpert that its radiologists could not decide; its authors' policy U-Ignore leaves it out.
+Source: J. Irvin et al., "CheXpert: a large chest radiograph dataset with uncertainty labels and expert
+comparison" (2019). CT-RATE's labels are 0 and 1."""
+KEEPS = "labels: {missing: skip} keeps the volume"
 
 AT_ONCE_BYTES = 1 << 24
 
@@ -63,6 +70,7 @@ class VolumeFolder(ABC):
         self._config_key = config_key
         self._patterns = {name: re.compile(pattern) for name, pattern in config.fields.items()}
         self._folder = RawFolder(config.path, f"{config_key}.path")
+        self._unused: Mapping[str, int] = {}
         self._store = self._folder.store
 
     @abstractmethod
@@ -85,7 +93,7 @@ class VolumeFolder(ABC):
 
     @property
     def passed_over(self) -> Mapping[str, int]:
-        return self._folder.passed_over
+        return {**self._folder.passed_over, **self._unused}
 
     def columns(self) -> Sequence[str]:
         self._folder.require()
@@ -110,6 +118,7 @@ class VolumeFolder(ABC):
                 yield RawSample(file, file, file, fields, stat=stat, fault=fault_of(reject))
                 continue
             yield RawSample(file, file, file, fields, json.dumps({"fields": fields, **rows}), stat)
+        self._unused = tables.unused([file for file, _ in files])
         if not files:
             kinds = " or ".join(self.suffixes)
             raise DataError(f"{self._config_key}.path: {self._tables.path} holds no {kinds} file")
@@ -119,7 +128,7 @@ class VolumeFolder(ABC):
         report = sole_row(beside["report"], self._tables.reports.path, "report.missing")
         facts: dict[str, Any] = {"volume_name": os.path.basename(file), "axes": self.axes, **beside["fields"]}
         if self._tables.labels is not None:
-            facts["labels"] = labels_of(beside["labels"], self._tables.labels.path)
+            facts["labels"] = labels_of(beside["labels"], self._tables.labels)
         with SourceCheck(self._store):
             voxels, known = self._voxels(file, beside)
         facts |= known
@@ -164,11 +173,18 @@ class VolumeTables:
     def __init__(self, config: VolumeSource, root: str, config_key: str) -> None:
         self._root = root
         self._config_key = config_key
+        self._reports_path = config.reports.path
         self._tables = {
             "report": _RowsByFile(self._reports(config.reports), config.reports, "report.missing")
         }
+        self._unlabelled: list[str] = []
+        """The row of a volume that the table of labels leaves out, where that is accepted."""
         if config.labels is not None:
-            self._tables["labels"] = _RowsByFile(self._labels(config.labels), config.labels, "labels.missing")
+            names = self._label_names(config.labels)
+            rows = self._labels(config.labels, names)
+            self._tables["labels"] = _RowsByFile(rows, config.labels, "labels.missing")
+            if config.labels.missing == "skip":
+                self._unlabelled = [json.dumps(dict.fromkeys(names))]
         if config.metadata is not None:
             rows = self._metadata(config.metadata, getattr(config, "rescale", None))
             self._tables["metadata"] = _RowsByFile(rows, config.metadata, "volume.spacing")
@@ -176,19 +192,29 @@ class VolumeTables:
     def rows(self, file: str, sharing: int) -> dict[str, list[str]]:
         """Return the distinct rows about a volume by role, none where a table leaves it out; `sharing` files
         have its name. Reject where a table names several files at once."""
-        return {role: table.about(file, sharing) for role, table in self._tables.items()}
+        rows = {role: table.about(file, sharing) for role, table in self._tables.items()}
+        return {**rows, "labels": rows["labels"] or self._unlabelled} if self._unlabelled else rows
+
+    def unused(self, files: Sequence[str]) -> dict[str, int]:
+        """Return how many rows of the reports name none of the files, as `passed_over` counts them."""
+        count = self._tables["report"].unused(files)
+        return {f"{ROWS_OF}{table_name(self._reports_path)}": count} if count else {}
 
     def _reports(self, config: ReportTable) -> Iterator[tuple[str, str]]:
         for file, row in self._read(config, "reports", {"text": config.text}):
             yield file, " ".join(filter(None, (_text(row.get(column)) for column in config.text)))
 
-    def _labels(self, config: Labels) -> Iterator[tuple[str, str]]:
-        """Yield rows with every label that any of the tables has, null where the row itself has none."""
+    def _label_names(self, config: Labels) -> list[str]:
+        """Return every label that any of the tables has."""
         names: dict[str, None] = {}
         for table in self._opened(config, "labels", None):
             table.close()
             names |= dict.fromkeys(table.columns)
         names.pop(config.key, None)
+        return list(names)
+
+    def _labels(self, config: Labels, names: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """Yield rows with all labels, null where the row itself has none."""
         for file, row in self._read(config, "labels", {}):
             yield file, json.dumps({name: row.get(name) for name in names}, default=str)
 
@@ -241,6 +267,11 @@ class _RowsByFile:
             raise Reject(self._missing, problem)
         return found
 
+    def unused(self, files: Sequence[str]) -> int:
+        """Return how many of the rows are about none of the files."""
+        known = {*map(stem, files), *map(_name, files)}
+        return sum(name not in known for name in self._lookup.every_key())
+
 
 def fill(flat: NDArray[Any], stream: IO[bytes], name: str, slack: int = 0) -> None:
     """Fill a flat array from a stream that ends with its bytes and at most `slack` more; Reject."""
@@ -270,16 +301,29 @@ def _text(value: Any) -> str:
     return "" if text == NOT_GIVEN else text
 
 
-def labels_of(rows: Sequence[str], table: str) -> dict[str, float]:
-    """Return every label as a number; Reject when the row or one of its cells is missing."""
-    numbers = {}
-    for name, value in json.loads(sole_row(rows, table, "labels.missing")).items():
+def labels_of(rows: Sequence[str], config: Labels) -> dict[str, float | None]:
+    """Return every label as a number, or None where it is unknown and `missing: skip` allows that. Reject
+    other rows with a cell that is no number, several different rows, and no row."""
+    if not rows:
+        raise Reject("labels.missing", f"no row in {table_name(config.path)}; {KEEPS}")
+    skips = config.missing == "skip"
+    numbers: dict[str, float | None] = {}
+    for name, value in json.loads(sole_row(rows, config.path, "labels.missing")).items():
         number = _number(value)
-        if number is None:
-            problem = "no value" if value is None else f"{value!r} is no number"
-            raise Reject("labels.missing", f"{name}: {problem}")
-        numbers[name] = int(number) if number.is_integer() else number
+        if is_empty(value) or (skips and number == UNCERTAIN):
+            if not skips:
+                raise Reject("labels.missing", f"{name}: no value; {KEEPS}")
+            numbers[name] = None
+        elif number is None:
+            raise Reject("labels.missing", f"{name}: {value!r} is no number")
+        else:
+            numbers[name] = int(number) if number.is_integer() else number
     return numbers
+
+
+def is_empty(cell: Any) -> bool:
+    """Whether a cell of a label holds nothing; NaN is how data frames write that."""
+    return cell is None or str(cell).strip().lower() in ("", "nan")
 
 
 def spacing_in(rows: Sequence[str], config: Metadata, axes: str) -> geometry.Spacing:

@@ -391,7 +391,7 @@ VOLUMES = [
     of_volume("no facts", put.lacking("json"), "sample.missing_member"),
     of_volume("a negative spacing", put.in_json(lambda facts: facts.update(spacing_mm=[1, -1, 1])), "",
               "member.undecodable", foreign=_NOTHING),
-    of_volume("a label that is no number", put.in_json(lambda facts: facts["labels"].update(nodule=None)), "",
+    of_volume("a label that is no number", put.in_json(lambda facts: facts["labels"].update(nodule="yes")), "",
               "member.undecodable", foreign=_NOTHING),
     of_volume("a report that is not UTF-8", put.content("txt", b"\xff\xfe"), "", "member.undecodable"),
 ]  # fmt: skip
