@@ -110,6 +110,7 @@ class EvaluationOutcome:
     notes: Sequence[str] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Files by name, written beside the result into a folder named after the task."""
+    samples_by_label: Mapping[str, int] = field(default_factory=dict)
     by_sample: JudgedSamples | None = None
     """What each sample contributed; None where only another program knows. Its `data` is empty, unless the
     evaluator has data of its own."""

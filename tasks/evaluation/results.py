@@ -53,6 +53,8 @@ class EvaluationResult(BaseModel):
     split: str = ""
     """The split that was evaluated; empty where another program did not record it."""
     samples: int
+    samples_by_label: dict[str, int] = {}
+    """The number of samples in which each label is known; empty for a task without labels."""
     notes: list[str] = []
     """Further sentences that a reader of the figures has to know."""
     seconds: float

@@ -8,7 +8,7 @@ checkpoint. The choice never depends on the headline's own metric, so that it is
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tasks.core.charts import Chart
@@ -119,6 +119,8 @@ class LabelTable:
     titles: Sequence[str]
     rows: Sequence[tuple[str, Sequence[Cell]]]
     """One row per label, with a cell for every title."""
+    samples: Mapping[str, int]
+    """The number of samples in which each label is known; empty for a result of an earlier Tarmac."""
     notes: Sequence[str]
 
 
@@ -203,7 +205,8 @@ def _label_table(result: EvaluationResult) -> LabelTable | None:
         names = [f"{metric}_{label}" for metric, _ in BY_LABEL]
         cells = [(result.metrics.get(name), _interval(result, name)) for name in names]
         rows += [(label, cells)] if label != "mean" else []
-    return LabelTable(result.step, [title for _, title in BY_LABEL], rows, result.notes)
+    titles = [title for _, title in BY_LABEL]
+    return LabelTable(result.step, titles, rows, result.samples_by_label, result.notes)
 
 
 def title_of(name: str) -> str:

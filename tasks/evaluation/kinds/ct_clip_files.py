@@ -40,10 +40,12 @@ def ct_clip_files(
     scores: NDArray[np.float64],
     metrics: Mapping[str, float],
 ) -> dict[str, bytes]:
-    """Return the files by name; a label without an AUROC has an empty cell."""
+    """Return the files by name; a label without an AUROC has an empty cell. Unknown labels are NaN, which
+    CT-CLIP's scripts refuse instead of counting them."""
+    is_known = bool(np.isfinite(truth).all())
     aurocs = {f"{label}_auc": metrics.get(f"auroc_{label}") for label in labels}
     return {
-        "labels_weights.npz": _npz(truth.astype(np.int64)),
+        "labels_weights.npz": _npz(truth.astype(np.int64) if is_known else truth),
         "predicted_weights.npz": _npz(scores),
         "accessions.txt": "".join(f"{name}\n" for name in names).encode(),
         "aurocs.xlsx": workbook(aurocs),

@@ -21,14 +21,13 @@ from tasks.core.errors import DataError
 from tasks.core.units import counted
 from tasks.evaluation.contract import Embedded, Embeddings, Subject, require_finite
 from tasks.evaluation.kinds.multilabel import FactReader, Labelled, facts_of, ordered_labels, truth_of
-from tasks.evaluation.kinds.statistics import Figures, auroc
+from tasks.evaluation.kinds.statistics import Figures, Rows, auroc
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Values of scikit-learn's `C`; a smaller one regularises more."""
 MIDDLE = STRENGTHS[len(STRENGTHS) // 2]
 CHOSEN_ON = 5
 """One in so many groups is held back to choose among them."""
-Rows = NDArray[np.bool_]
 
 
 class LinearProbe(Labelled):
@@ -46,7 +45,8 @@ class LinearProbe(Labelled):
     def scores(
         self, subject: Subject, labels: Sequence[str], volumes: Embeddings
     ) -> tuple[Figures, list[str]]:
-        """Return the probes' probabilities; 0.5 for a label that all samples to fit on have, or none."""
+        """Return the probes' probabilities; 0.5 for a label that all samples to fit on have, or none. A probe
+        is fitted on the samples in which its label is known."""
         batches = subject.embed_images(self.fitted_on, FactReader(self.group))
         known = Embedded.join(batches, self.samples)
         require_finite(known.keys, known.embeddings)
@@ -57,8 +57,9 @@ class LinearProbe(Labelled):
         chooses = np.array([zlib.crc32(group.encode()) % CHOSEN_ON == 0 for group in groups])
         chosen = _choose(known.embeddings, truth, chooses)
         strength = MIDDLE if chosen is None else chosen
-        everything = np.ones(len(facts), np.bool_)
-        fitted = [_fit(known.embeddings, column, everything, strength, volumes) for column in truth.T]
+        fitted = [
+            _fit(known.embeddings, column, np.isfinite(column), strength, volumes) for column in truth.T
+        ]
         fixed = [label for label, scores in zip(labels, fitted, strict=True) if scores is None]
         if len(fixed) == len(labels):
             raise DataError(
@@ -80,13 +81,15 @@ def _choose(embeddings: Embeddings, truth: Figures, chooses: Rows) -> float | No
     for strength in STRENGTHS:
         found = []
         for column in truth.T:
-            scores = _fit(embeddings, column, ~chooses, strength, embeddings[chooses])
+            known = np.isfinite(column)
+            judges = chooses & known
+            scores = _fit(embeddings, column, ~chooses & known, strength, embeddings[judges])
             if scores is not None and len(scores):
-                found.append(auroc(column[chooses], scores, np.ones((1, len(scores))))[0])
-        known = [value for value in found if np.isfinite(value)]
-        if not known:
+                found.append(auroc(column[judges], scores, np.ones((1, len(scores))))[0])
+        figures = [value for value in found if np.isfinite(value)]
+        if not figures:
             return None
-        means.append(float(np.mean(known)))
+        means.append(float(np.mean(figures)))
     return STRENGTHS[int(np.argmax(means))]
 
 

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Figures = NDArray[np.float64]
+Rows = NDArray[np.bool_]
+"""Which rows count."""
 MOST_WEIGHTS = 1 << 22
 """How many weights a bootstrap holds at once: 32 MB."""
 THRESHOLDS = np.linspace(0, 1, 100)
