@@ -31,9 +31,13 @@ class Tower(ByHand):
 
     fixed: tuple[int, ...] = ()
     """Places of labels that every training sample has."""
+    unknown: bool = False
+    """Whether every third training sample and every fourth held-out one lack the first label."""
 
     def embed_images(self, split: str, extract: Callable[[Members], str]) -> Iterator[Embedded]:
         truth, embeddings = drawn(split, self.fixed)
+        if self.unknown:
+            truth[:: {"train": 3, "val": 4}[split], 0] = np.nan
         other = Tower(truth, embeddings, patients=[f"patient_{n // 2}" for n in range(len(truth))])
         for start in range(0, len(truth), 90):
             places = range(start, min(start + 90, len(truth)))
@@ -87,6 +91,26 @@ def test_its_figures_are_those_of_a_fit_by_hand() -> None:
         layer.fit(scaler.transform(rows[:300]), truth[:300, place])
         expected = roc_auc_score(asked_truth[:, place], layer.decision_function(scaler.transform(asked)))
         assert outcome.metrics[f"auroc_{label}"] == pytest.approx(expected, abs=2e-3)
+
+
+def test_a_probe_is_fitted_where_its_label_is_known() -> None:
+    outcome = LinearProbe(resamples=100).evaluate(Tower(*drawn("val"), unknown=True))
+    whole = LinearProbe(resamples=100).evaluate(subject())
+    assert outcome.metrics[f"auroc_{LABELS[0]}"] > 0.95
+    (known, rows), (truth, asked) = drawn("train"), drawn("val")
+    fitted_on = np.arange(len(known)) % 3 > 0
+    scaler = StandardScaler().fit(rows[fitted_on])
+    layer = LogisticRegression(C=strength_of(outcome.notes[0]), class_weight="balanced", max_iter=1000)
+    layer.fit(scaler.transform(rows[fitted_on]), known[fitted_on, 0])
+    scores = layer.decision_function(scaler.transform(asked))
+    judged = np.arange(len(truth)) % 4 > 0
+    expected = roc_auc_score(truth[judged, 0], scores[judged])
+    assert outcome.metrics[f"auroc_{LABELS[0]}"] == pytest.approx(expected, abs=2e-3)
+    assert outcome.samples_by_label == {LABELS[0]: 150, LABELS[1]: 200, LABELS[2]: 200}
+    assert strength_of(outcome.notes[0]) == strength_of(whole.notes[0])
+    assert outcome.metrics[f"auroc_{LABELS[1]}"] == whole.metrics[f"auroc_{LABELS[1]}"], (
+        "others are as before"
+    )
 
 
 def test_a_label_without_two_sides_is_guessed_and_named() -> None:

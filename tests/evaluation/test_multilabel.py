@@ -7,10 +7,12 @@ import json
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, precision_score, roc_auc_score
 
@@ -20,6 +22,8 @@ from tasks.evaluation import evaluators
 from tasks.evaluation.contract import Embedded, Embeddings, Members
 from tasks.evaluation.kinds.multilabel import CT_RATE, MultiLabel
 from tasks.evaluation.kinds.statistics import auroc, percentile_interval, resampled
+from tasks.evaluation.paired import PairedDifference, paired_differences
+from tasks.evaluation.samples import read_samples
 
 LABELS = ("Nodule", "Cardiomegaly", "Emphysema")
 
@@ -42,7 +46,8 @@ class ByHand:
         return self.scale
 
     def members(self, place: int) -> Members:
-        facts: dict[str, Any] = {"labels": dict(zip(self.labels, map(int, self.truth[place]), strict=True))}
+        cells = [None if np.isnan(value) else int(value) for value in self.truth[place]]
+        facts: dict[str, Any] = {"labels": dict(zip(self.labels, cells, strict=True))}
         facts["volume_name"] = f"scan_{place}.nii.gz"
         if self.patients is not None:
             facts["patient"] = self.patients[place]
@@ -72,6 +77,15 @@ def subject(samples: int = 60, **others: Any) -> ByHand:
     return ByHand(
         truth, leaning.astype(np.float32).round(1).astype(float), **others
     )  # rounded: some are equal
+
+
+def partial(samples: int = 60, **others: Any) -> ByHand:
+    """Some labels are unknown, and of the first two samples all are."""
+    judged = subject(samples, **others)
+    unknown = np.random.default_rng(5).random(judged.truth.shape) < [0.1, 0.3, 0.0]
+    unknown[:2] = True
+    judged.truth[unknown] = np.nan
+    return judged
 
 
 def threshold_of(scores: np.ndarray, truth: np.ndarray) -> float:
@@ -109,6 +123,85 @@ def test_figures_are_those_of_scikit_learn() -> None:
     assert (outcome.samples, outcome.split, list(outcome.notes)) == (60, "val", [])
     assert len(judged.asked) == 1 and len(judged.asked[0]) == 6, "each prompt is embedded once"
     assert judged.asked[0][:2] == ["Cardiomegaly is present.", "Cardiomegaly is not present."]
+
+
+def test_each_label_is_judged_on_the_samples_in_which_it_is_known() -> None:
+    judged = partial()
+    outcome = MultiLabel(resamples=100).evaluate(judged)
+    leaning = judged.leaning.astype(np.float32).astype(np.float64)
+    scores, means = 1 / (1 + np.exp(-2 * judged.scale * leaning)), []
+    for place, label in enumerate(LABELS):
+        known = np.isfinite(judged.truth[:, place])
+        truth, score = judged.truth[known, place], scores[known, place]
+        said = score > threshold_of(score, truth)
+        means.append(roc_auc_score(truth, score))
+        assert outcome.metrics[f"auroc_{label}"] == pytest.approx(means[-1], abs=1e-9)
+        assert outcome.metrics[f"f1_{label}"] == pytest.approx(f1_score(truth, said, average="weighted"))
+        assert outcome.metrics[f"accuracy_{label}"] == pytest.approx(accuracy_score(truth, said))
+        assert outcome.metrics[f"precision_{label}"] == pytest.approx(precision_score(truth, said))
+        assert outcome.samples_by_label[label] == known.sum()
+    assert outcome.metrics["auroc_mean"] == pytest.approx(np.mean(means), abs=1e-9)
+    assert outcome.samples == 58 and outcome.samples_by_label["Emphysema"] == 58
+    lacking = int(np.isnan(judged.truth[2:]).any(axis=1).sum())
+    assert outcome.notes == [
+        "2 of 60 samples of split val have no known label and counted in nothing",
+        f"{lacking} of 58 samples of split val lack some of the labels: a label's figures are those of the "
+        "samples in which it is known",
+    ]
+    shown = {(one.key, one.question) for one in outcome.predictions}
+    assert ("key_0", "Nodule") not in shown and ("key_2", "Emphysema") in shown
+    assert len(shown) == np.isfinite(judged.truth[2:26]).sum()
+    with np.load(io.BytesIO(outcome.files["labels_weights.npz"])) as saved:
+        assert np.isnan(saved["data"]).sum() == np.isnan(judged.truth[2:]).sum()
+
+
+def test_an_interval_is_as_wide_as_that_of_the_known_samples_alone() -> None:
+    judged = partial(400)
+    intervals = MultiLabel().evaluate(judged).intervals
+    for place, label in enumerate(LABELS):
+        known = np.isfinite(judged.truth[:, place])
+        alone = ByHand(judged.truth[known][:, [place]], judged.leaning[known][:, [place]], [label])
+        expected = MultiLabel().evaluate(alone).intervals[f"auroc_{label}"]
+        assert intervals[f"auroc_{label}"] == pytest.approx(expected, abs=0.015)
+
+
+def test_what_is_unknown_is_kept_apart_in_the_file_of_samples(tmp_path: Path) -> None:
+    """A comparison pairs two checkpoints on the known samples of each label."""
+    judged, better = partial(), partial()
+    better.leaning = np.where(np.isnan(better.truth), better.leaning, better.leaning + better.truth)
+    kept = []
+    for number, one in enumerate((judged, better)):
+        outcome = MultiLabel(resamples=100).evaluate(one)
+        assert outcome.by_sample is not None
+        (tmp_path / f"{number}.parquet").write_bytes(outcome.by_sample.to_bytes())
+        found = read_samples(tmp_path / f"{number}.parquet")
+        assert found is not None and len(found.keys) == 58
+        again = found.figures(np.ones((1, 58)))
+        assert {name: values[0] for name, values in again.items()} == pytest.approx(dict(outcome.metrics))
+        kept.append(found)
+    pairs = paired_differences(*kept, kept[0].formulas)
+    for place, label in enumerate(LABELS):
+        pair = pairs[f"auroc_{label}"]
+        assert isinstance(pair, PairedDifference) and pair.is_shown
+        assert pair.units == np.isfinite(judged.truth[:, place]).sum()
+    nulls = pq.read_table(tmp_path / "0.parquet")["score_Cardiomegaly"].null_count
+    assert nulls == np.isnan(judged.truth[2:, 1]).sum() > 0
+
+
+def test_a_label_that_is_known_in_one_class_or_never_is_named() -> None:
+    judged = partial()
+    judged.truth[:, 1] = np.where(judged.truth[:, 1] == 1, np.nan, judged.truth[:, 1])
+    judged.truth[:, 0] = np.nan
+    outcome = MultiLabel(resamples=100).evaluate(judged)
+    assert outcome.notes[-2:] == [
+        "Cardiomegaly: no sample of split val in which it is known has it, so it has no figures and counts in "
+        "no mean",
+        "Nodule: it is known in no sample of split val, so it has no figures and counts in no mean",
+    ]
+    assert outcome.samples_by_label["Nodule"] == 0 and "auroc_Nodule" not in outcome.metrics
+    judged.truth[:] = np.nan
+    with pytest.raises(DataError, match="split val has no label that some of its 60 samples have"):
+        MultiLabel().evaluate(judged)
 
 
 def test_weighted_auroc_is_scikit_learns_of_repeated_samples() -> None:
@@ -218,9 +311,12 @@ def test_a_sample_without_a_label_is_named() -> None:
     judged = subject()
     judged.truth[9, 2] = -1
     with pytest.raises(
-        DataError, match=r"val: sample 'key_9' has 'Emphysema': -1 .* dataset\.source\.labels"
+        DataError,
+        match=r"val: sample 'key_9' has 'Emphysema': -1 .* dataset\.source\.labels.*with its missing: skip",
     ):
         MultiLabel().evaluate(judged)
+    with pytest.raises(DataError, match="val: sample 'key_0' has 'Nodul': nothing in its json"):
+        MultiLabel(labels=["Nodul"]).evaluate(subject())
 
 
 def test_samples_that_cannot_be_judged_show_before_the_training() -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
+from sklearn.metrics import roc_auc_score
 
 from tasks.core.files import read_json
 from tests.conftest import ROOT
@@ -20,13 +23,22 @@ from tests.pipeline.conftest import Project
 pytestmark = pytest.mark.proof
 
 
-def trained(folder: Path, env: dict[str, str], config: str, example: str, *overrides: str) -> Project:
-    """The project with the run that the shipped config came to, on the example that it names."""
+def trained(
+    folder: Path,
+    env: dict[str, str],
+    config: str,
+    example: str,
+    *overrides: str,
+    prepare: Callable[[Path], None] = lambda raw: None,
+) -> Project:
+    """The project with the run that the shipped config came to, on the example that it names, whose raw files
+    `prepare` may change."""
     (folder / "configs").mkdir()
     shutil.copy(ROOT / "configs" / config, folder / "configs")
     assert f"tarmac example {example}\n" in (ROOT / "configs" / config).read_text()
     project = Project(folder, env, [*overrides])
     assert project.tarmac("example", example).returncode == 0
+    prepare(folder / "data/raw" / example)
     done = project.tarmac("run", f"configs/{config}")
     assert done.returncode == 0, done.stderr
     return project
@@ -103,6 +115,32 @@ def test_phantoms_from_raw_scans_to_a_report(tmp_path: Path, no_server: dict[str
     page = (run / "report.html").read_text()
     assert "Findings by label" in page and "Held-out scan 1, another picture" in page
     assert "with their reports" in page
+
+
+def test_phantoms_with_unknown_labels_are_trained_on_and_judged_where_they_are_known(
+    tmp_path: Path, no_server: dict[str, str]
+) -> None:
+    def blank(raw: Path) -> None:
+        head, *rows = [line.split(",") for line in (raw / "labels.csv").read_text().splitlines()]
+        for number, row in enumerate(rows):
+            row[head.index("Lung nodule")] = "" if number % 3 else row[head.index("Lung nodule")]
+        (raw / "labels.csv").write_text("\n".join(",".join(row) for row in (head, *rows[:-2])) + "\n")
+
+    skip = ("dataset.source.labels.missing=skip", "train.steps=20", "train.checkpoint_every=20")
+    every = ("evaluate.every=20", "train.warmup=2")
+    project = trained(tmp_path, no_server, "phantoms-ct.yaml", "phantoms", *skip, *every, prepare=blank)
+    for task in ("multilabel", "linear_probe"):
+        found = read_json(project.run / f"evaluations/step_20/{task}.json")
+        counts = found["samples_by_label"]
+        assert 0 < counts["Lung nodule"] < 0.6 * counts["Cardiomegaly"] <= found["samples"]
+        assert any("lack some of the labels" in note for note in found["notes"])
+        path = project.run / f"evaluations/step_20/{task}.samples.parquet"
+        rows = pq.read_table(path, columns=["truth_Lung nodule", "score_Lung nodule"]).to_pandas().dropna()
+        assert len(rows) == counts["Lung nodule"]
+        auroc = roc_auc_score(rows["truth_Lung nodule"], rows["score_Lung nodule"])
+        assert found["metrics"]["auroc_Lung nodule"] == pytest.approx(auroc, abs=1e-9)
+    page = (project.run / "report.html").read_text()
+    assert '<th scope="col" class="figure">Samples</th>' in page and "lack some of the labels" in page
 
 
 def test_a_trained_tower_of_reports_is_read_by_transformers(

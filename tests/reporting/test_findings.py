@@ -63,6 +63,7 @@ def result(step: int, nodule: float) -> EvaluationResult:
         chance={"auroc_mean": 0.5},
         split="val",
         samples=20,
+        samples_by_label={"Cardiomegaly": 20, "Lung nodule": 14},
         notes=["Cardiomegaly: no sample has it"],
         seconds=1,
         versions={},
@@ -80,6 +81,7 @@ def test_labels_have_a_table_of_their_own() -> None:
     assert view.labels is not None and view.labels.step == 1
     [(label, cells)] = view.labels.rows
     assert (label, cells[0], cells[3]) == ("Lung nodule", (0.7, (0.4, 0.8)), (None, (None, None)))
+    assert view.labels.samples["Lung nodule"] == 14
     assert view.labels.notes == ["Cardiomegaly: no sample has it"]
     assert task_views([result(1, 0.7), result(2, 0.6)])[0].labels.step == 2  # type: ignore[union-attr]
     headline = headline_of([result(1, 0.7)], None, 1)

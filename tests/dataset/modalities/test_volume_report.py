@@ -348,6 +348,17 @@ def test_members_of_other_peoples_shards(
     assert caught.value.reason == expected
 
 
+def test_a_label_that_is_null_is_unknown_in_shards_too(folder: Path) -> None:
+    _, content = stored.encode(raw.volume(0), "npy")
+    described = b'{"labels": {"effusion": null, "nodule": 1}, "site": NaN}'
+    members = {"volume": content, "txt": b"clear", "json": described}
+    found = VOLUME_REPORT.take(members, raw.volume_config(folder, folder / "out").dataset)
+    kept = {suffix: bytes(content) for suffix, content in found.members.items()}
+    facts = json.loads(kept["json"])
+    assert facts["labels"] == {"effusion": None, "nodule": 1} and facts["site"] is None
+    assert VOLUME_REPORT.judge(kept) == []
+
+
 @pytest.mark.parametrize(
     ("facts", "problem"),
     [

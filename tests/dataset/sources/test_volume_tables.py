@@ -110,6 +110,33 @@ def test_a_row_that_lacks_a_label_is_not_complete(folder: Path, name: str) -> No
     assert report_of(folder, "p0_scan_1.npz", **labels).startswith("labels.missing: nodule: no value")
 
 
+@pytest.mark.parametrize("name", ["labels.jsonl", "labels.parquet"])
+@pytest.mark.parametrize("cell", [{}, {"nodule": None}, {"nodule": float("nan")}, {"nodule": -1.0}])
+def test_with_skip_a_row_that_lacks_a_label_gives_the_others(
+    folder: Path, name: str, cell: dict[str, Any]
+) -> None:
+    whole = {"VolumeName": "p0_scan_0", "effusion": 0, "nodule": 1.0}
+    write_labels(folder / name, [whole, {"VolumeName": "p0_scan_1", "effusion": 1, **cell}])
+    labels = {"labels": {"path": name, "key": "VolumeName", "missing": "skip"}}
+    item = listed(folder, **labels)["p0_scan_1.npz"]
+    members = source(folder, **labels).read(item.file, item.content)
+    assert json.loads(bytes(members["json"]))["labels"] == {"effusion": 1, "nodule": None}
+
+
+def test_rows_that_contradict_each_other_are_a_reject_even_with_skip(folder: Path) -> None:
+    (folder / "labels.csv").write_text("VolumeName,nodule\np0_scan_0,1\np0_scan_0,\n")
+    labels = {"labels": {"path": "labels.csv", "key": "VolumeName", "missing": "skip"}}
+    expected = "labels.missing: 2 different rows in labels.csv"
+    assert report_of(folder, "p0_scan_0.npz", **labels) == expected
+
+
+def test_a_row_of_a_path_that_is_not_there_has_no_volume(alike: Path) -> None:
+    reports(alike, "p1/ct.npz,first,", "p3/ct.npz,gone,", "other,mine,", "third,gone,")
+    found = source(alike, labels=None)
+    assert sum(1 for container in found.containers() for _ in found.items(container)) == 3
+    assert found.passed_over["rows of reports.csv"] == 2
+
+
 def test_a_label_of_one_table_is_one_of_all(folder: Path) -> None:
     write_labels(folder / "a.csv", [{"VolumeName": "p0_scan_0", "effusion": 0}])
     write_labels(folder / "b.jsonl", [{"VolumeName": "p0_scan_1", "nodule": 1, "effusion": 0}])
