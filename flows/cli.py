@@ -55,6 +55,7 @@ COMMANDS = {
         "flows.commands.soundness:verify",
         "flows.commands.soundness:repair",
         "flows.commands.soundness:look",
+        "flows.commands.lookup:rejects",
         "flows.commands.versions:versions",
         "flows.commands.datasets:index",
         "flows.commands.datasets:reinforce",

@@ -208,5 +208,5 @@ def _built_lines(
     if "train" not in manifest.splits:
         yield "! no split is named train, which a training needs: see dataset.splits"
     if manifest.rejected:
-        listed = f"tarmac look {shlex.quote(output)} --rejects lists all"
+        listed = f"tarmac rejects {shlex.quote(output)} lists all"
         yield f"  rejects  {listed}; mend the sources and run again: only these are redone"

@@ -134,7 +134,7 @@ def _tried_lines(settings: Config, build: Forecast) -> Iterator[str]:
         number = f"{count(tried.tried_reasons[reason])} of {counted(tried.tried, 'sample')} tried"
         yield f"!         {number}: {reason}{shown}"
     if is_private and (tried.tried_rejects or (build.work and build.work.rejected)):
-        look = f"tarmac look {shlex.quote(near(settings.dataset.output))} --rejects"
+        look = f"tarmac rejects {shlex.quote(near(settings.dataset.output))}"
         yield f"          the data is private, so no sample is named; once built, {look} names each"
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from flows.commands.arguments import AsJson, DatasetFolder, Full, Level, Quick, level_of
-from flows.commands.output import answer, note, print_json, print_result, say
+from flows.commands.output import answer, note, print_json, say
 from tasks.core import screen
 from tasks.core.errors import UsageError
 from tasks.core.findings import Report
@@ -112,9 +112,6 @@ def look(
     quick: Quick = False,
     full: Full = False,
     out: Annotated[Path | None, Parameter(help="Where to write the page (default: beside the data).")] = None,
-    rejects: Annotated[
-        bool, Parameter(help="Only list every reject, of private data too. DATASET may be a rejects.parquet.")
-    ] = False,
     as_json: AsJson = False,
 ) -> int:
     """Write a page of a dataset's faults, samples, rejects and distributions.
@@ -124,12 +121,8 @@ def look(
 
     For example:
       tarmac look data/digits
-      tarmac look data/digits --rejects
+      tarmac look data/digits --full --out look.html
     """
-    if rejects and (quick or full or out is not None):
-        raise UsageError("--rejects: it lists the rejects alone; leave out --quick, --full and --out")
-    if rejects:
-        return _list_rejects(Path(dataset), as_json)
     from tasks.core.tokens import caption_counter
     from tasks.dataset.preview import Checked, page_path, summary, version_at, write_look
     from tasks.dataset.verify.verifier import verify as examine
@@ -158,23 +151,6 @@ def look(
             fix = f"tarmac verify {shlex.quote(dataset)} --full"
             note(f"! {made.faulty} of {made.shown} samples cannot be shown whole\n  next: {fix}")
     return 0 if report.ok else 1
-
-
-def _list_rejects(place: Path, as_json: bool) -> int:
-    """Print one reject per line: reason, place in the source, key, detail."""
-    from tasks.dataset.layout import REJECTS
-    from tasks.dataset.preview import version_at
-    from tasks.dataset.tables import read_pieces
-    from tasks.dataset.verify.findings import plain
-
-    path = place if place.name == REJECTS else version_at(place) / REJECTS
-    columns = ("reason", "source", "original_key", "detail")
-    rows = (row for piece in read_pieces(path, columns) for row in piece.to_pylist())
-    if as_json:
-        return print_result(rejects=list(rows))
-    for row in rows:
-        say("\t".join(plain(row[name] or "") for name in columns))
-    return 0
 
 
 def repair(

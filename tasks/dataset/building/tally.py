@@ -88,7 +88,7 @@ class BuildTally:
             f"{self.explanation}; the current version stays as it was",
             *reject_lines(path.parent, self.rejects, is_private, usual),
             *self._about_addresses(),
-            f"  tarmac look {shlex.quote(near(path))} --rejects lists all; mend the sources and run again: "
+            f"  tarmac rejects {shlex.quote(near(path))} lists all; mend the sources and run again: "
             "only these are redone",
         ]
         return DataError("\n".join(lines))

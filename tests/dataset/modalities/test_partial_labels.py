@@ -87,7 +87,7 @@ def test_a_volume_that_lacks_a_label_is_rejected_unless_the_config_says_otherwis
     made = config(folder, tmp_path / "out", "dataset.reject_budget=0.5")
     built = published(made)
     assert (built.accepted, built.rejects) == (SCANS - 3, {"labels.missing": 3}), "a -1 is a number"
-    assert main(["look", str(built.version), "--rejects"]) == 0
+    assert main(["rejects", str(built.version)]) == 0
     said = capsys.readouterr().out
     assert said.count(f"{NODULE}: no value; labels: {{missing: skip}} keeps the volume\n") == 2
     assert said.count("no row in labels.csv; labels: {missing: skip} keeps the volume\n") == 1
@@ -161,7 +161,7 @@ def test_of_private_data_the_screens_say_how_to_see_the_rejects(
 ) -> None:
     private = ("dataset.private=true", "dataset.reject_budget=0.5")
     made = config(folder, tmp_path / "out", *private, *DATA_ALONE)
-    path, look = written(made, tmp_path), f"tarmac look {tmp_path / 'out'} --rejects"
+    path, look = written(made, tmp_path), f"tarmac rejects {tmp_path / 'out'}"
     assert main(["plan", path]) == 0
     planned = capsys.readouterr().out
     assert f"the data is private, so no sample is named; once built, {look} names each" in planned
