@@ -8,7 +8,7 @@ the same Parquet file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 
 from tasks.core.errors import DataError
 from tasks.dataset.index import DurableWriter
-from tasks.dataset.layout import SHARDS
+from tasks.dataset.keys import stem
+from tasks.dataset.layout import SHARDS, samples_name
 
 _TEXT, _COUNT = pa.string(), pa.int64()
 SHARDS_SCHEMA = pa.schema(
@@ -114,8 +115,58 @@ def read_pieces(path: Path, columns: Sequence[str]) -> Iterator[Any]:
                 raise KeyError(f"no column {min(lacking)}")
             yield from file.iter_batches(ROW_GROUP, columns=list(columns), use_threads=False)
     except DAMAGED as error:
-        problem = str(error).partition("\n")[0][:200] or type(error).__name__
-        raise DataError(f"{path}: cannot be read ({problem}); see `tarmac verify`") from None
+        raise unreadable(path, error) from None
+
+
+def unreadable(path: Path, error: BaseException) -> DataError:
+    """The error about a table that Arrow cannot read."""
+    problem = str(error).partition("\n")[0][:200] or type(error).__name__
+    return DataError(f"{path}: cannot be read ({problem}); see `tarmac verify`")
+
+
+def read_rows(path: Path, rows: Collection[int], columns: Sequence[str]) -> dict[int, dict[str, Any]]:
+    """Some rows of a Parquet file by their number, with these of its columns that it has; only row groups
+    that hold one of them are read. DataError when the file cannot be read."""
+    found: dict[int, dict[str, Any]] = {}
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            there = [name for name in columns if name in file.schema_arrow.names]
+            start = 0
+            for group in range(file.num_row_groups):
+                stop = start + file.metadata.row_group(group).num_rows
+                wanted = [row for row in rows if start <= row < stop]
+                if wanted:
+                    piece = file.read_row_group(group, columns=there, use_threads=False)
+                    taken = piece.take([row - start for row in wanted]).to_pylist()
+                    found.update(zip(wanted, taken, strict=True))
+                start = stop
+    except DAMAGED as error:
+        raise unreadable(path, error) from None
+    return found
+
+
+@dataclass(frozen=True)
+class SampleOrigin:
+    """A sample's key, its name in the source and its place there, such as `captions.csv:17`."""
+
+    key: str
+    original_key: str
+    source: str
+
+    def __str__(self) -> str:
+        """What the key does not say of where to look in the raw data: `img/0001.jpg, captions.csv:17`."""
+        named = "" if self.key == stem(self.original_key) else self.original_key
+        return ", ".join(dict.fromkeys(filter(None, (named, self.source))))
+
+
+def read_origins(version: Path, split: str, rows: Collection[int]) -> dict[int, SampleOrigin]:
+    """Where samples of a split came from, by row. Versions from before places were kept have none; DataError
+    when the table cannot be read."""
+    found = read_rows(version / samples_name(split), rows, ("key", "original_key", "source"))
+    return {
+        row: SampleOrigin(*(one.get(name) or "" for name in ("key", "original_key", "source")))
+        for row, one in found.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)

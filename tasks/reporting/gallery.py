@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from PIL import Image
@@ -20,6 +20,7 @@ from tasks.dataset.formats.images import MEMBERS as IMAGE_MEMBERS
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.formats.volumes.geometry import ZYX, axes_of, spacing_of
 from tasks.dataset.preview.pictures import slices
+from tasks.dataset.preview.tiles import origins_of
 from tasks.dataset.rejects import Reject
 from tasks.evaluation.results import Prediction, is_right
 from tasks.loader.bad import BadSampleError
@@ -56,6 +57,9 @@ class GallerySample:
     """The data URIs of further pictures of a conversation, or slices of a scan."""
     is_bad: bool = False
     """Whether it cannot be read; the caption is the reason."""
+    key: str = ""
+    origin: str = ""
+    """Its name and place in the source, as far as they are known."""
 
     @property
     def tiny(self) -> bool:
@@ -83,14 +87,18 @@ def read_items(
     A sample that cannot be read or decoded has no image, and its caption contains the reason.
     """
     reader = IndexedReader(version, split)
+    rows = range(min(MOST, len(reader)))
+    origins = origins_of(version, split, rows)
     items = []
-    for position in range(min(MOST, len(reader))):
+    for position in rows:
         try:
             sample = reader.read(position)
         except BadSampleError as error:
-            items.append(GallerySample(str(error), f"Held-out image {position + 1}", is_bad=True))
-            continue
-        items.append(_item(sample.members, position + 1, predictions.get(sample.key, ())))
+            item = GallerySample(str(error), f"Held-out image {position + 1}", is_bad=True)
+        else:
+            item = _item(sample.members, position + 1, predictions.get(sample.key, ()))
+            item = replace(item, key=sample.key)
+        items.append(replace(item, origin=origins.get(position, "")))
     return items
 
 

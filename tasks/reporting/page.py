@@ -72,6 +72,7 @@ def compose(evidence: RunContents, inputs: str, written: float) -> str:
         gallery=gallery,
         reasons=_reasons(config, evidence.follows),
         config_text=evidence.config_text,
+        trace=f"tarmac trace KEY {evidence.run.handle}",
         gather=f"tarmac gather {evidence.run.handle} --sync" if is_tracked else None,
     )
 

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tasks.core.charts import BarLayout
@@ -27,7 +27,7 @@ from tasks.dataset.preview import numbers
 from tasks.dataset.preview.faults import Checked, Faults, commands, faults_of, faulty_tiles, is_built
 from tasks.dataset.preview.numbers import CountTokens
 from tasks.dataset.preview.samples import choose_rows
-from tasks.dataset.preview.tiles import SHOWN, Tile, legible, read_tile, without_folder
+from tasks.dataset.preview.tiles import SHOWN, Tile, legible, origins_of, read_tile, without_folder
 from tasks.dataset.rejects import RejectGroup, count_groups, read_groups
 from tasks.dataset.sample_reader import SampleReader
 from tasks.dataset.tables import read_shards
@@ -207,10 +207,12 @@ def _add_gallery(
     for split, rows in chosen.items():
         with _noted(content, version, f"No samples of {split} are shown"):
             reader = SampleReader(version, split)
+            origins = origins_of(version, split, rows)
             content.gallery[split] = []
             for row in rows:
                 if row < len(reader):
-                    content.gallery[split].append(read_tile(reader, row, modality))
+                    tile = read_tile(reader, row, modality)
+                    content.gallery[split].append(replace(tile, origin=origins.get(row, "")))
                 done += 1
                 progress(done, total, "samples")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,6 +38,7 @@ LONGEST_SLICE, SHORTEST_SLICE = 200, 8
 """Pixels of a slice's longer side, and the least of any side, however flat the volume is."""
 PLANES = (("axial", "z", "y", "x"), ("coronal", "y", "z", "x"), ("sagittal", "x", "z", "y"))
 """Each plane with the axis across it, the axis that runs down, and the axis that runs to the right."""
+CUBES: Spacing = (1.0, 1.0, 1.0)
 Box = tuple[float, float, float, float]
 
 
@@ -66,6 +68,13 @@ def thumbnail(data: bytes, alt: str, crops: tuple[Box, ...] = ()) -> Picture:
 
     An image with crops is not turned upright, because crops refer to the image as stored.
     """
+    image, width, height = open_image(data, LONGEST, turns=not crops)
+    return replace(encode(image, alt), width=width, height=height, crops=crops)
+
+
+def open_image(data: bytes, longest: int, *, turns: bool = True) -> tuple[Image.Image, int, int]:
+    """Return a stored image as RGB, and its width and height as they are shown; DataError as `thumbnail`. A
+    JPEG is decoded at a fraction of its size if `longest` pixels are left."""
     kind = image_kind(data)
     if kind is None:
         raise DataError("the image has the signature of no image format")
@@ -74,22 +83,21 @@ def thumbnail(data: bytes, alt: str, crops: tuple[Box, ...] = ()) -> Picture:
         width, height = image.size
         if width * height > MOST_PIXELS:
             raise NotShown(f"the image is too large to be shown: {width} x {height}")
-        image.draft(None, (2 * LONGEST, 2 * LONGEST))
+        image.draft(None, (2 * longest, 2 * longest))
         lies_wide = image.width > image.height
-        upright = image if crops else images.upright(image)
+        upright = images.upright(image) if turns else image
         if (upright.width > upright.height) != lies_wide:
             width, height = height, width
-        made = encode(images.to_rgb(upright), alt)
+        return images.to_rgb(upright), width, height
     except MemoryError:
         raise  # a fault of this host, not of the image
     except DataError:
         raise
     except Exception as error:  # noqa: BLE001 - decoders raise anything on torn bytes
         raise DataError(f"the image cannot be decoded: {kind}: {str(error)[:160]}") from None
-    return replace(made, width=width, height=height, crops=crops)
 
 
-def encode(image: Image.Image, alt: str, label: str = "") -> Picture:
+def encode(image: Image.Image, alt: str, label: str = "", longest: int = LONGEST) -> Picture:
     """Encode an image of mode RGB or L: without loss if it is tiny, as a small JPEG otherwise."""
     content = io.BytesIO()
     clean = Image.new(image.mode, image.size)  # drops comments, profiles and positions
@@ -97,7 +105,7 @@ def encode(image: Image.Image, alt: str, label: str = "") -> Picture:
     if max(image.size) < TINY:
         clean.save(content, "PNG", optimize=True)
         return Picture(image_uri(content.getvalue(), "image/png"), *image.size, alt, label)
-    clean.thumbnail((LONGEST, LONGEST))
+    clean.thumbnail((longest, longest))
     for quality in QUALITIES:
         content = io.BytesIO()
         clean.save(content, "JPEG", quality=quality)
@@ -123,18 +131,36 @@ def slices(scan: StoredVolume, axes: str, spacing: Spacing | None, alt: str) -> 
     `axes` names the axes in order, such as zyx, and `spacing` is the distance of voxels along each in mm;
     without it voxels are shown as cubes. Only chunks that the three slices touch are decompressed.
     """
+    with _damage_named():
+        planes = list(planes_of(scan, axes, spacing or CUBES))
+    return [
+        encode(_grey(plane, sides, window), f"{alt}, {name}, {tissue} window", f"{name}, {tissue}")
+        for tissue, window in WINDOWS.items()
+        for name, plane, sides in planes
+    ]
+
+
+def middle_slice(scan: StoredVolume, axes: str, spacing: Spacing | None) -> Image.Image:
+    """Return the axial slice through the middle in the first window, as `slices` shows it."""
+    with _damage_named():
+        _, plane, sides = next(planes_of(scan, axes, spacing or CUBES))
+    return _grey(plane, sides, next(iter(WINDOWS.values())))
+
+
+@contextmanager
+def _damage_named() -> Iterator[None]:
     try:
-        planes = list(planes_of(scan, axes, spacing or (1.0, 1.0, 1.0)))
+        yield
     except stored.Damaged as error:
         raise DataError(f"the volume cannot be read: {error}") from None
-    pictures = []
-    for tissue, (level, width) in WINDOWS.items():
-        for name, plane, sides in planes:
-            grey = (np.asarray(plane, np.float64) - (level - width / 2)) * (255 / width)
-            image = Image.fromarray(np.ascontiguousarray(np.clip(np.rint(grey), 0, 255).astype(np.uint8)))
-            resized = image.resize(sides, Image.Resampling.BICUBIC)
-            pictures.append(encode(resized, f"{alt}, {name}, {tissue} window", f"{name}, {tissue}"))
-    return pictures
+
+
+def _grey(plane: NDArray[Any], sides: tuple[int, int], window: tuple[int, int]) -> Image.Image:
+    """Return voxels in a window (level, width) as an image of these sides."""
+    level, width = window
+    grey = (np.asarray(plane, np.float64) - (level - width / 2)) * (255 / width)
+    image = Image.fromarray(np.ascontiguousarray(np.clip(np.rint(grey), 0, 255).astype(np.uint8)))
+    return image.resize(sides, Image.Resampling.BICUBIC)
 
 
 def planes_of(

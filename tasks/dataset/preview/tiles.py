@@ -9,25 +9,40 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
+
+from PIL import Image
 
 from tasks.core.errors import DataError
 from tasks.core.units import NOTHING, counted, shorten
 from tasks.dataset.formats.checks import is_blank, json_object
 from tasks.dataset.formats.images import MEMBERS
 from tasks.dataset.formats.volumes import stored
-from tasks.dataset.formats.volumes.geometry import ZYX, axes_of, spacing_of
+from tasks.dataset.formats.volumes.geometry import ZYX, Spacing, axes_of, spacing_of
 from tasks.dataset.modalities import reinforced
-from tasks.dataset.preview.pictures import Box, NotShown, Picture, open_scan, slices, thumbnail
+from tasks.dataset.preview.pictures import (
+    Box,
+    NotShown,
+    Picture,
+    encode,
+    middle_slice,
+    open_image,
+    open_scan,
+    slices,
+    thumbnail,
+)
 from tasks.dataset.rejects import Reject, printable
 from tasks.dataset.sample_reader import SampleReader, spread
+from tasks.dataset.tables import read_origins
 from tasks.dataset.tar.format import Sample
 
-TEXT, REPORT, MESSAGE = 280, 700, 300
-"""The most characters of a caption, of a report, and of a message about them."""
+TEXT, REPORT, MESSAGE, ORIGIN = 280, 700, 300, 160
+"""The most characters of a caption, of a report, of a message about them, and of a place in the source."""
+COMPACT = 120
+"""The most pixels of a compact tile's picture, which is shown at half of that."""
 MESSAGES, PICTURES, CROPS, CAPTIONS, RATINGS = 4, 3, 6, 5, 6
 """The most of each that a tile shows."""
 
@@ -47,6 +62,10 @@ class Tile:
     faults: list[str] = field(default_factory=list)
     codes: Sequence[str] = ()
     """The codes of verify's findings about the sample."""
+    split: str = ""
+    """The split, where the page does not name it above the tile."""
+    origin: str = ""
+    """The name and place in the source, as far as they are known."""
 
 
 def legible(value: Any, limit: int) -> str:
@@ -66,6 +85,15 @@ def without_folder(message: object, folder: Path) -> str:
     return legible(named, MESSAGE).rstrip(".")
 
 
+def origins_of(version: Path, split: str, rows: Sequence[int]) -> dict[int, str]:
+    """Return where samples of a split came from, as a tile shows it, by row; nothing of a table that cannot
+    be read, which the page reports where it shows the numbers."""
+    try:
+        return {row: legible(one, ORIGIN) for row, one in read_origins(version, split, rows).items()}
+    except DataError:
+        return {}
+
+
 def read_tile(reader: SampleReader, row: int, modality: str) -> Tile:
     """Return sample `row` as a tile; a sample that cannot be read becomes a tile with the fault."""
     shard = reader.shard(row)
@@ -81,6 +109,49 @@ def tile_of(sample: Sample, modality: str, shard: str) -> Tile:
     tile = Tile(legible(sample.key, 80), shard)
     SHOWN[modality](sample.members, tile)
     return tile
+
+
+def compact_tile(reader: SampleReader, row: int, modality: str, note: str = "") -> Tile:
+    """Return sample `row` as a tile of one small picture and the beginning of its text."""
+    shard = reader.shard(row)
+    try:
+        sample = reader.read(row)
+    except DataError as error:
+        return Tile(f"sample {row + 1:,}", shard, faults=[str(error)], split=reader.split)
+    tile = Tile(legible(sample.key, 80), shard, notes=[note] if note else [], split=reader.split)
+    with _faults_noted(tile):
+        image, width, height = glimpse(sample.members, modality, COMPACT)
+        picture = encode(image, f"Image of {tile.key}", longest=COMPACT)
+        tile.pictures.append(replace(picture, width=width, height=height))
+    with _faults_noted(tile):
+        tile.caption = shorten(_spoken(sample.members), TEXT // 2)
+    return tile
+
+
+def glimpse(members: Mapping[str, bytes], modality: str, longest: int) -> tuple[Image.Image, int, int]:
+    """Return the picture that stands for a sample, for which `longest` pixels are enough, and its original
+    width and height: the first image, or the middle slice of a volume. DataError if there is none."""
+    if modality == "volume_report":
+        name = stored.member_of(members)
+        if name is None:
+            raise DataError(f"there is no volume among {_names(members)}")
+        facts = json_object(members.get("json", b"{}"), "source.unreadable")
+        axes, spacing = axes_of(facts.get("axes")) or ZYX, _spacing(facts)
+        image = middle_slice(open_scan(name, members[name]), axes, spacing)
+        return image, *image.size
+    names = sorted(name for name in members if name.rpartition(".")[2] in MEMBERS)
+    if not names:
+        raise NotShown("no picture")
+    return open_image(members[names[0]], longest, turns=modality != "reinforced")
+
+
+def _spoken(members: Mapping[str, bytes]) -> str:
+    """Return a sample's caption, or the first turn of its conversation."""
+    if "txt" in members:
+        return members["txt"].decode("utf-8", "replace")
+    messages = json_object(members.get("json", b"{}"), "source.unreadable").get("messages")
+    first = messages[0] if isinstance(messages, list) and messages else {}
+    return str(first.get("user", "")) if isinstance(first, dict) else ""
 
 
 def _image_text(members: Mapping[str, bytes], tile: Tile, crops: tuple[Box, ...] = ()) -> None:
@@ -114,9 +185,7 @@ def _volume_report(members: Mapping[str, bytes], tile: Tile) -> None:
     facts: Mapping[str, Any] = {}
     with _faults_noted(tile):
         facts = json_object(_member(members, "json"), "source.unreadable")
-    spacing = None
-    with suppress(Reject):
-        spacing = spacing_of(facts.get("spacing_mm"))
+    spacing = _spacing(facts)
     with _faults_noted(tile):
         name = stored.member_of(members)
         if name is None:
@@ -133,6 +202,12 @@ def _volume_report(members: Mapping[str, bytes], tile: Tile) -> None:
         of = f"{len(labels)}{f', {unknown} unknown' if unknown else ''}"
         tile.notes.append(shorten(f"labels: {', '.join(present) or 'none'} of {of}", TEXT))
     tile.caption = _text(members, tile, REPORT)
+
+
+def _spacing(facts: Mapping[str, Any]) -> Spacing | None:
+    with suppress(Reject):
+        return spacing_of(facts.get("spacing_mm"))
+    return None
 
 
 def _chat(members: Mapping[str, bytes], tile: Tile) -> None:

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from tasks.core.errors import DataError
+from tasks.dataset.building.builder import build
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.preview.page import gather_page
 from tasks.dataset.preview.pictures import MOST_BYTES, planes_of, thumbnail
@@ -19,6 +20,7 @@ from tasks.dataset.preview.samples import choose_rows
 from tasks.dataset.preview.tiles import Tile
 from tasks.dataset.sample_reader import salvage, spread
 from tasks.dataset.tar.format import header
+from tests.dataset import raw
 from tests.dataset.handmade import Members, write_version
 from tests.dataset.preview.pages import SECRET, a_version, attributes, page, picture, words
 from tests.dataset.raw.shards import entry
@@ -187,3 +189,18 @@ def test_of_a_damaged_shard_is_salvaged_what_has_a_sound_header(tmp_path: Path) 
     found = salvage(tar, {"a", "c", "gone"})
     assert {key: sample.members for key, sample in found.items()} == {"a": {"png": b"one", "txt": b"two"}}
     assert salvage(tmp_path / "none.tar", {"a"}) == {} == salvage(Path("a\0b"), {"a"})
+
+
+def test_a_tile_has_the_place_that_the_sample_came_from(tmp_path: Path) -> None:
+    rows = [(f"img/{number}.png", f"picture {number}", "x") for number in range(4)]
+    (tmp_path / "raw" / "img").mkdir(parents=True)
+    for name, *_ in rows:
+        (tmp_path / "raw" / name).write_bytes(raw.png(len(name)))
+    raw.write_table(tmp_path / "raw", rows)
+    version = build(raw.config(tmp_path / "raw", tmp_path / "data", splits={"val": 0.5})).version
+    shown = gather_page(version).gallery
+    origins = {tile.caption: tile.origin for tiles in shown.values() for tile in tiles}
+    assert origins == {
+        f"picture {number}": f"img/{number}.png, captions.csv:{number + 2}" for number in range(4)
+    }
+    assert "img/3.png, captions.csv:5" in words(page(version))
