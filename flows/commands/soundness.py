@@ -20,6 +20,7 @@ from tasks.core.findings import Report
 from tasks.core.units import counted, format_duration, near
 
 if TYPE_CHECKING:
+    from tasks.dataset.preview import WrittenPage
     from tasks.dataset.repair.run import Repaired
 
 SHOWN = 20
@@ -114,17 +115,18 @@ def look(
     out: Annotated[Path | None, Parameter(help="Where to write the page (default: beside the data).")] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Write a page of a dataset's faults, samples, rejects and distributions.
+    """Write a page of a dataset's faults, quality, samples, rejects and distributions.
 
-    The version is verified first. The page is written whatever the result, and
-    the exit code is 1 when verify finds a fault.
+    The version is verified first, and assessed if it was not yet. The page is
+    written whatever the result, and the exit code is 1 when verify finds a fault
+    or a held-out split has leaked.
 
     For example:
       tarmac look data/digits
       tarmac look data/digits --full --out look.html
     """
     from tasks.core.tokens import caption_counter
-    from tasks.dataset.preview import Checked, page_path, summary, version_at, write_look
+    from tasks.dataset.preview import Checked, page_path, version_at, write_look
     from tasks.dataset.verify.verifier import verify as examine
 
     level = level_of(quick, full)
@@ -140,17 +142,30 @@ def look(
             )
     except OSError as error:
         raise UsageError(f"--out: {page} cannot be written ({error.strerror}); give another PATH") from None
+    judged = replace(report, findings=[*report.findings, *made.findings])
     if as_json:
         facts = {"look": str(page), "version": version.name, "shown": made.shown, "faulty": made.faulty}
-        print_json({**report.to_json(), **facts})
+        print_json({**judged.to_json(), **facts})
     else:
         say(str(page))
-        if not report.ok:
-            note(f"✗ {summary(report)}\n  next: {made.next}")
-        elif made.faulty:
-            fix = f"tarmac verify {shlex.quote(dataset)} --full"
-            note(f"! {made.faulty} of {made.shown} samples cannot be shown whole\n  next: {fix}")
-    return 0 if report.ok else 1
+        for line in _doubts(report, made, shlex.quote(dataset)):
+            note(line)
+    return 0 if judged.ok else 1
+
+
+def _doubts(report: Report, made: WrittenPage, dataset: str) -> Iterator[str]:
+    """Yield what a page shows that needs attention."""
+    from tasks.dataset.preview import summary
+
+    if not report.ok:
+        yield f"✗ {summary(report)}"
+        yield f"  next: {made.next}"
+    elif made.faulty:
+        yield f"! {made.faulty} of {made.shown} samples cannot be shown whole"
+        yield f"  next: tarmac verify {dataset} --full"
+    yield from (finding.line for finding in made.findings if finding.severity == "error")
+    if warnings := sum(finding.severity == "warning" for finding in made.findings):
+        yield f"! {counted(warnings, 'warning')} about what the samples are worth: see the tab Quality"
 
 
 def repair(

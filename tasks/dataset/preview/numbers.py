@@ -52,7 +52,12 @@ TOKENIZED = ("image_text", "reinforced")
 TITLES: Mapping[str, tuple[str, str]] = {
     "width": ("Width", "pixels"),
     "height": ("Height", "pixels"),
+    "contrast": ("Contrast", "levels"),
+    "sharpness": ("Sharpness", "as a ratio"),
+    "border": ("Plain border", "of the area"),
+    "frames": ("Pictures per file", "pictures"),
     "caption_length": ("Caption length", "characters"),
+    "caption_words": ("Words that say something", "words"),
     "images": ("Images per sample", "images"),
     "turns": ("Turns per sample", "turns"),
     "user_length": ("Length of the user's turns", "characters"),
@@ -74,7 +79,15 @@ VOLUME_TITLES: Mapping[str, tuple[str, str]] = {
     "hu_max": ("Highest voxel", "HU"),
     "pad_fraction": ("Share that is padding", "of the volume"),
     "caption_length": ("Report length", "characters"),
+    "caption_words": ("Words that say something", "words"),
 }
+NOTES: Mapping[str, str] = {
+    "contrast": "The standard deviation of brightness, of 255 levels; about 0 is one colour.",
+    "sharpness": "About 0.5 is sharp, 0.25 has no detail of the size of a pixel, 1 is noise.",
+    "border": "What plain bars and frames take.",
+    "caption_words": "Without names of files, identifiers and words such as “image”.",
+}
+"""How to read a number, where its name does not say."""
 
 
 class Distribution:
@@ -199,7 +212,10 @@ def token_lengths(version: Path, samples: Mapping[str, int], count_tokens: Count
 def column_charts(columns: Sequence[NumberColumn]) -> list[BarLayout]:
     """Return a histogram, over all splits, of each column that has more than one value."""
     of_all = ((column, merged(list(column.splits.values()))) for column in columns)
-    charts = (histogram(column.title, column.unit, values) for column, values in of_all)
+    charts = (
+        histogram(column.title, column.unit, values, note=NOTES.get(column.name, ""))
+        for column, values in of_all
+    )
     return [chart for chart in charts if chart is not None]
 
 

@@ -10,27 +10,37 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tasks.core.charts import BarLayout
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import unreadable_as_error, write_atomic
+from tasks.core.findings import Finding
 from tasks.core.pages import render
 from tasks.core.quarantine_file import home
+from tasks.core.schema.dataset import Dataset
 from tasks.core.screen import Progress, no_progress
 from tasks.dataset.build_info import read_build_info
 from tasks.dataset.layout import CURRENT, SHARDS, linked, resolve
 from tasks.dataset.manifest import Manifest, passed_over_lines, read_manifest
 from tasks.dataset.preview import numbers
 from tasks.dataset.preview.faults import Checked, Faults, commands, faults_of, faulty_tiles, is_built
+from tasks.dataset.preview.likeness_map import MODALITIES as MAPPED
+from tasks.dataset.preview.likeness_map import LikenessMap, likeness_map
 from tasks.dataset.preview.numbers import CountTokens
+from tasks.dataset.preview.quality_tab import Exhibits, QualityTab, add_exhibits, quality_of
 from tasks.dataset.preview.samples import choose_rows
 from tasks.dataset.preview.tiles import SHOWN, Tile, legible, origins_of, read_tile, without_folder
+from tasks.dataset.quality.assessment import kept_assessment
+from tasks.dataset.quality.examine import examine, keep
+from tasks.dataset.quality.findings import judge
 from tasks.dataset.rejects import RejectGroup, count_groups, read_groups
 from tasks.dataset.sample_reader import SampleReader
 from tasks.dataset.tables import read_shards
+
+LEAK_BUDGET: float = Dataset.model_fields["leak_budget"].default
 
 
 @dataclass
@@ -53,17 +63,22 @@ class Content:
     no_tokens: str = ""
     missing: list[str] = field(default_factory=list)
     faults: Faults | None = None
+    leak_budget: float = LEAK_BUDGET
+    quality: QualityTab | None = None
+    map: LikenessMap | None = None
 
 
 @dataclass(frozen=True)
 class WrittenPage:
     """A page that was written, with the number of samples on it and of those that could not be shown
-    completely. `next` is the command that repairs the faults verify found, or empty."""
+    completely. `next` is the command that repairs the faults verify found, or empty; `findings` are those on
+    what the samples are worth."""
 
     path: Path
     shown: int
     faulty: int
     next: str = ""
+    findings: Sequence[Finding] = ()
 
 
 def write_look(
@@ -85,6 +100,7 @@ def write_look(
         content=content,
         manifest=content.manifest,
         faults=content.faults,
+        quality=content.quality,
         name=content.manifest.name if content.manifest else home(version).name,
         version=version.resolve().name,
         built=content.built,
@@ -95,7 +111,8 @@ def write_look(
     steps = commands(checked, version) if checked else ()
     tiles = [one for tiles in content.gallery.values() for one in tiles]
     faulty = sum(bool(tile.faults) for tile in tiles)
-    return WrittenPage(out, len(tiles), faulty, steps[0][0] if steps else "")
+    findings = content.quality.findings if content.quality else ()
+    return WrittenPage(out, len(tiles), faulty, steps[0][0] if steps else "", findings)
 
 
 def write_beside(version: Path, progress: Progress = no_progress) -> None:
@@ -150,11 +167,18 @@ def gather_page(
         with _noted(content, version, "No distributions are shown"):
             columns = numbers.read_columns(version, list(manifest.splits), manifest.modality, progress)
             content.columns, content.charts = columns, numbers.column_charts(columns)
+        if manifest.accepted:
+            with _noted(content, version, "What the samples are worth is not shown"):
+                _add_quality(content, manifest, version, count_tokens, progress)
         with _noted(content, version, "No shards are shown"):
             content.shard_charts = numbers.shard_charts(read_shards(version))
         if not content.private:
             samples = {name: split.samples for name, split in manifest.splits.items()}
             _add_gallery(content, samples, manifest.modality, version, progress)
+            if manifest.modality in MAPPED:
+                with _noted(content, version, "No map is shown"):
+                    copies = content.quality.shown_copies if content.quality else ()
+                    content.map = likeness_map(version, samples, manifest.modality, copies, progress)
             if manifest.modality in numbers.TOKENIZED and manifest.accepted:
                 _add_tokens(content, samples, version, count_tokens)
     if checked is not None:
@@ -189,10 +213,28 @@ def _add_build(content: Content, version: Path) -> None:
         )
         return
     content.built = info.built
+    content.leak_budget = info.dataset.get("leak_budget", LEAK_BUDGET)
     if info.private:
         content.private = (
             "The dataset is private (dataset.private): counts only. No sample was opened to be shown."
         )
+
+
+def _add_quality(
+    content: Content, manifest: Manifest, version: Path, count_tokens: CountTokens | None, progress: Progress
+) -> None:
+    """Add what the assessment found, which is made and kept now if there is none."""
+    found = kept_assessment(version)
+    if found is None:
+        found = examine(version, manifest, count_tokens, progress)
+        if count_tokens is not None and home(version) != version:
+            with suppress(OSError):  # it is only kept to be faster the next time
+                keep(version, found)
+    is_private = bool(content.private)
+    findings = judge(found, leak_budget=content.leak_budget, is_private=is_private)
+    tab = content.quality = quality_of(found, findings, content.columns, is_private)
+    if not is_private and manifest.modality in SHOWN:
+        add_exhibits(tab, found, Exhibits(version, manifest.modality), progress)
 
 
 def _add_gallery(

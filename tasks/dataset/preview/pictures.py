@@ -97,7 +97,9 @@ def open_image(data: bytes, longest: int, *, turns: bool = True) -> tuple[Image.
         raise DataError(f"the image cannot be decoded: {kind}: {str(error)[:160]}") from None
 
 
-def encode(image: Image.Image, alt: str, label: str = "", longest: int = LONGEST) -> Picture:
+def encode(
+    image: Image.Image, alt: str, label: str = "", longest: int = LONGEST, most_bytes: int = MOST_BYTES
+) -> Picture:
     """Encode an image of mode RGB or L: without loss if it is tiny, as a small JPEG otherwise."""
     content = io.BytesIO()
     clean = Image.new(image.mode, image.size)  # drops comments, profiles and positions
@@ -109,7 +111,7 @@ def encode(image: Image.Image, alt: str, label: str = "", longest: int = LONGEST
     for quality in QUALITIES:
         content = io.BytesIO()
         clean.save(content, "JPEG", quality=quality)
-        if len(content.getvalue()) <= MOST_BYTES:
+        if len(content.getvalue()) <= most_bytes:
             break
     return Picture(image_uri(content.getvalue(), "image/jpeg"), *image.size, alt, label)
 

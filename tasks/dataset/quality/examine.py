@@ -62,10 +62,15 @@ def examine_version(version: Path, progress: Progress = no_progress) -> Any:
     found = kept_assessment(version)
     if found is None:
         found = examine(version, read_manifest(version), caption_counter(), progress)
-        path = path_of(version)
-        path.parent.mkdir(exist_ok=True)
-        write_json(path, ASSESSMENT.dump_python(found, mode="json"))
+        keep(version, found)
     return ASSESSMENT.dump_python(found, mode="json")
+
+
+def keep(version: Path, found: Assessment) -> None:
+    """Keep the assessment of a version beside the versions; OSError if it cannot be written."""
+    path = path_of(version)
+    path.parent.mkdir(exist_ok=True)
+    write_json(path, ASSESSMENT.dump_python(found, mode="json"))
 
 
 def examine(

@@ -231,7 +231,7 @@ def test_what_is_left_of_faulty_samples_is_shown(version: Path) -> None:
     findings += [error("sample.split_members", **place, key=keys[3])]
     checked = Checked(Report(findings), "default", 1.7e9)
     page = page_of(write_look(version, version.parent / "page.html", checked=checked).path)
-    tiles = page.text.partition("What still decodes of each")[2].partition("\nRejects\n")[0]
+    tiles = page.text.partition("What still decodes of each")[2].partition("\nQuality\n")[0]
     assert "Faulty samples 3, some of each code" in words(page)
     assert tiles.count("member.checksum") == 3 and tiles.count("sample.split_members") == 1
     assert tiles.count("12 × 12") == 2 and tiles.count("nothing of it can be read") == 1
@@ -284,6 +284,7 @@ def test_the_command_fails_and_names_the_next_one(
     assert not printed["ok"] and {one["code"] for one in printed["findings"]} == {
         "shard.checksum",
         "member.checksum",
+        "captions.meaningless",
     }
     assert printed["look"] == str(dataset / "look.html") and printed["version"] == version.name
     assert main(["look", str(dataset), "--quick", "--full"]) == 2
@@ -318,9 +319,11 @@ def test_tabs_are_links_to_sections_and_faults_come_first_when_there_are_any(dat
 
     look(dataset)
     page = page_of(dataset.parent / "page.html")
-    assert first(page) == ["samples"]
-    targets = [str(attrs["href"])[1:] for tag, attrs in page.tags if tag == "a"]
-    assert targets == ["faults", "rejects", "samples", "numbers", "shards"]
+    assert first(page) == ["quality"]  # its captions say nothing
+    tabs = ["faults", "quality", "samples", "map", "rejects", "numbers", "shards"]
+    assert [
+        attrs["id"] for tag, attrs in page.tags if tag == "section" and attrs.get("class", "") >= "tab"
+    ] == tabs
     flip(versions.resolve(dataset), 3)
     look(dataset)
     page = page_of(dataset.parent / "page.html")
