@@ -35,7 +35,7 @@ from tasks.dataset.preview.samples import choose_rows
 from tasks.dataset.preview.tiles import SHOWN, Tile, legible, origins_of, read_tile, without_folder
 from tasks.dataset.quality.assessment import kept_assessment
 from tasks.dataset.quality.examine import examine, keep
-from tasks.dataset.quality.findings import judge
+from tasks.dataset.quality.verdict import judge
 from tasks.dataset.rejects import RejectGroup, count_groups, read_groups
 from tasks.dataset.sample_reader import SampleReader
 from tasks.dataset.tables import read_shards

@@ -22,7 +22,7 @@ from tasks.core.screen import Progress
 from tasks.core.units import count, counted, percent
 from tasks.dataset.preview.numbers import NumberColumn, merged
 from tasks.dataset.preview.tiles import ORIGIN, Tile, compact_tile, legible
-from tasks.dataset.quality.assessment import BLURRED, BORDER, Assessment, Cluster, Example, Found
+from tasks.dataset.quality.assessment import BLURRED, BORDER, Assessment, Cluster, Found, ShownSample
 from tasks.dataset.sample_reader import SampleReader
 from tasks.dataset.tables import SampleOrigin
 
@@ -74,7 +74,7 @@ CAPTIONS: Mapping[str, KindTitle] = {
 
 
 @dataclass(frozen=True)
-class Rule:
+class ProposedRule:
     """A proposed filter: a statistic's lowest value, or the highest if `is_most`."""
 
     name: str
@@ -88,11 +88,11 @@ class Rule:
 
 
 RULES = (
-    Rule("contrast", 2),
-    Rule("sharpness", BLURRED),
-    Rule("border", BORDER, is_most=True),
-    Rule("frames", 1, is_most=True),
-    Rule("caption_words", 1),
+    ProposedRule("contrast", 2),
+    ProposedRule("sharpness", BLURRED),
+    ProposedRule("border", BORDER, is_most=True),
+    ProposedRule("frames", 1, is_most=True),
+    ProposedRule("caption_words", 1),
 )
 
 
@@ -101,7 +101,7 @@ class RuleEffect:
     """What a filter would leave out, as shares of the samples: all, and among them those without a value.
     `levels` are limits that would leave out the LEVELS of the samples with a value."""
 
-    rule: Rule
+    rule: ProposedRule
     title: str
     unit: str
     left_out: float
@@ -214,7 +214,7 @@ def class_bars(classes: Mapping[str, int], is_private: bool) -> list[ClassBar]:
     return bars
 
 
-def effect_of(rule: Rule, columns: Sequence[NumberColumn]) -> RuleEffect | None:
+def effect_of(rule: ProposedRule, columns: Sequence[NumberColumn]) -> RuleEffect | None:
     """Return what a filter would leave out, by the distribution of its statistic; None without one. A sample
     without a value does not pass a filter."""
     column = next((one for one in columns if one.name == rule.name), None)
@@ -236,7 +236,7 @@ class Exhibits:
         self._version, self._modality = version, modality
         self._readers: dict[str, SampleReader] = {}
 
-    def tile(self, example: Example, note: str = "") -> Tile:
+    def tile(self, example: ShownSample, note: str = "") -> Tile:
         """Return an example as a small tile; DataError if its split has no sound index."""
         if example.split not in self._readers:
             self._readers[example.split] = SampleReader(self._version, example.split)
@@ -276,7 +276,7 @@ def _first(cluster: Cluster) -> tuple[str, int]:
 
 def _copies(cluster: Cluster, is_leak: bool, exhibits: Exhibits) -> TileGroup:
     """Show some of a cluster, one of each split first, so that both sides of a leak are seen."""
-    firsts: dict[str, Example] = {}
+    firsts: dict[str, ShownSample] = {}
     for one in cluster.members:
         firsts.setdefault(one.split, one)
     chosen = [*firsts.values(), *(one for one in cluster.members if one not in firsts.values())][:MEMBERS]
