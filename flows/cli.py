@@ -41,6 +41,7 @@ COMMANDS = {
         "flows.commands.projects:example",
         "flows.commands.projects:init",
         "flows.commands.plan:plan",
+        "flows.commands.projects:explain",
         "flows.commands.projects:schema",
         "flows.commands.weights:fetch",
     ),
@@ -83,6 +84,7 @@ COMMANDS = {
 DOING = {
     "example": "writing",
     "init": "looking at",
+    "explain": "collecting the keys of a config",
     "schema": "collecting the keys of a config",
     "look": "looking at",
     "versions": "looking at",
@@ -188,8 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _call(words: Sequence[str]) -> int:
-    if not words:
-        raise UsageError("tarmac: COMMAND is missing; see tarmac --help")
+    words = words or ("--help",)  # as cargo, docker and gh do: who types no command wants to see them
     ours = list(takewhile(lambda word: word != "--", words))
     if words[0] in DOING and not set(ours) & set(app.help_flags):
         first = next((word for word in words[1:] if not word.startswith("-")), "")

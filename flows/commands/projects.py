@@ -1,9 +1,11 @@
-"""The commands that begin a project, before anything is built: `example`, `init` and `schema`."""
+"""The commands that begin a project, before anything is built: `example`, `init`, `explain` and `schema`."""
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -107,14 +109,51 @@ def _survey_lines(found: PlaceSurvey, config: Path) -> Iterator[str]:
     yield f"  {'':<{width}} tarmac run {shlex.quote(str(config))}"
 
 
+def explain(
+    key: Annotated[
+        str | None,
+        Parameter(help="A key of a config, such as dataset.splits (default: list the first ones)."),
+    ] = None,
+    /,
+    *,
+    as_json: AsJson = False,
+) -> int:
+    """Explain a key of a config: its meaning, type, default and an example.
+
+    A key of a source, a recipe or an evaluation may have its kind in it, as in
+    dataset.source.table.image or evaluate.tasks.zero_shot.templates.
+
+    For example:
+      tarmac explain
+      tarmac explain dataset.splits
+      tarmac explain train.model.clip.name
+    """
+    from flows.config_keys import every_key, find_keys
+
+    if key is None:
+        found = [one for one in every_key() if "." not in one.name]
+        width = max(len(one.name) for one in found)
+        lines = [f"{one.name:<{width}}  {one.meaning.partition('. ')[0].rstrip('.')}" for one in found]
+        lines.append("next: tarmac explain KEY, such as dataset.splits")
+    else:
+        found = find_keys(key)
+        lines = [line for one in found for line in one.lines()]
+    if as_json:
+        return print_result(keys=[{**asdict(one), "page": one.page} for one in found])
+    return say("\n".join(lines))
+
+
 def schema(*, as_json: AsJson = False) -> int:
     """Print the JSON Schema of a config, with the meaning of every key.
 
-    With it, an editor completes and checks configs.
+    With it, an editor completes and checks configs; tarmac explain KEY is for
+    people.
 
     For example:
       tarmac schema > config.schema.json
     """
     from flows.config_schema import config_schema
 
-    return print_json(config_schema())
+    if as_json:
+        return print_json(config_schema())
+    return say(json.dumps(config_schema(), indent=2, ensure_ascii=False))

@@ -15,12 +15,16 @@ from tasks.core.units import parse_duration, parse_size
 _HUB = re.compile(r"hf://datasets/[^/@]+/[^/@]+")
 
 Duration = Annotated[
-    int, BeforeValidator(parse_duration, json_schema_input_type=str), PlainSerializer(lambda s: f"{s}s")
+    int,
+    BeforeValidator(parse_duration, json_schema_input_type=Annotated[str, Field(examples=["90s", "48h"])]),
+    PlainSerializer(lambda s: f"{s}s"),
 ]
 """Seconds; written with a unit, such as `90s` or `48h`."""
 
 Size = Annotated[
-    int, BeforeValidator(parse_size, json_schema_input_type=str), PlainSerializer(lambda b: f"{b}B")
+    int,
+    BeforeValidator(parse_size, json_schema_input_type=Annotated[str, Field(examples=["256MB", "2GB"])]),
+    PlainSerializer(lambda b: f"{b}B"),
 ]
 """Bytes; written with a unit, such as `256MB`."""
 

@@ -167,9 +167,12 @@ class Dataset(Block):
     mirror: Location | None = None
     """Address to which each published version is copied, for readers on other machines."""
     modality: Literal["image_text", "reinforced", "volume_report", "chat"]
+    """What a sample consists of: an image and its caption, the same with what teachers add to it, a CT volume
+    and its report, or a conversation about images."""
     private: bool = False
     """Keep samples and keys out of all pages and trackers, which then show counts only."""
     source: Source | None = None
+    """The raw data; its `kind` decides which keys it has."""
     sources: list[Source] | None = None
     filter: dict[str, Rule | list[Rule] | Limits] = {}
     """Rules on fields of a sample: a number is a minimum, `{min: 1, max: 3}` gives limits, a text must be

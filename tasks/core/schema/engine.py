@@ -15,7 +15,9 @@ class SlurmDefaults(Block):
     """Settings of all Slurm jobs, unless a stage has its own."""
 
     account: str | None = None
+    """The Slurm account that jobs are charged to."""
     partition: str | None = None
+    """The Slurm partition of jobs."""
     cpus: Annotated[int, Field(ge=1)] | None = None
     """Cores per job."""
     memory: Size | None = None
@@ -59,6 +61,7 @@ class BuildEngine(SlurmDefaults):
     """Where the build runs: on this machine, as a Slurm job array, or on a Dask cluster."""
 
     kind: Literal["local", "slurm", "dask"] = "local"
+    """Where samples are converted: on this machine, in Slurm jobs, or on a Dask cluster."""
     workers: Annotated[int, Field(ge=1)] | None = None
     """Processes on this machine (2 unless given) or per Slurm job (`cpus` unless given)."""
     jobs: Annotated[int, Field(ge=1)] | None = None
@@ -88,6 +91,7 @@ class TrainEngine(SlurmDefaults):
     process, which uses a GPU if there is one."""
 
     kind: Literal["local", "slurm"] = "local"
+    """Where the training runs: on this machine, or in a Slurm job."""
     nodes: Annotated[int, Field(ge=1)] | None = None
     """Number of nodes of the Slurm job, one unless given. `gpus` or `ranks`, `cpus` and `memory` are those of
     each node."""
@@ -131,6 +135,7 @@ class EvaluateEngine(SlurmDefaults):
     """Where the evaluations run: on the machine of the run's agent, or each as its own Slurm job."""
 
     kind: Literal["local", "slurm"] = "local"
+    """Where evaluations run: on this machine, or in Slurm jobs of their own."""
     jobs: Annotated[int, Field(ge=1)] = 1
     """How many evaluations run at once, or wait in Slurm's queue."""
     gpus: Annotated[int, Field(ge=1)] | None = None

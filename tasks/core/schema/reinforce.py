@@ -34,5 +34,6 @@ class Reinforce(Block):
     augmentations: Annotated[int, Field(ge=1)] = 10
     """Augmented views stored per image; MobileCLIP stored 10 for a billion images, and 30 for 12 million."""
     seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of the crops and augmentations that the teachers see."""
     batch_size: Annotated[int, Field(ge=1)] = 64
     """Samples that the teachers embed at once."""

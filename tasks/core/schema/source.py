@@ -148,7 +148,9 @@ class Labels(Block):
     """A table of labels, one row per volume. Every column except the key is a label."""
 
     path: Location
+    """A file relative to the source's folder, or a pattern."""
     key: str
+    """Column that names the volume's file, as in `reports`."""
     missing: Literal["reject", "skip"] = "reject"
     """What becomes of a volume whose row lacks a label, or that has no row: `reject` rejects it as
     `labels.missing`, `skip` accepts it with the labels that it has. In the sample's `json` the others are
@@ -160,13 +162,18 @@ class Metadata(Block):
     """A table of scanner metadata, one row per volume; the defaults are CT-RATE's column names."""
 
     path: Location
+    """A file relative to the source's folder, or a pattern."""
     key: str
+    """Column that names the volume's file, as in `reports`."""
     spacing_xy: str = "XYSpacing"
     """Column with the in-plane spacing in mm, such as `[0.75, 0.75]`: the distance between rows (along y),
     then between columns (along x), as DICOM's PixelSpacing."""
     spacing_z: str = "ZSpacing"
+    """Column with the distance between slices in mm."""
     slope: str = "RescaleSlope"
+    """Column with the factor from stored numbers to HU, for `rescale: metadata`."""
     intercept: str = "RescaleIntercept"
+    """Column with what is added after that."""
 
 
 FACTS = (
@@ -192,6 +199,7 @@ class VolumeSource(Block):
     """A folder with one volume per file, whatever its format."""
 
     path: Location
+    """A folder, read with all folders below it, or a pattern."""
     fields: dict[str, str] = {}
     """Regular expressions for the file's path, by field name; the first group is the field's value."""
     reports: ReportTable

@@ -34,9 +34,13 @@ class Loader(Block):
     reader: Literal["indexed", "streaming"] = "indexed"
     """`streaming` reads whole tars in order; use it where random reads are slow or an index is missing."""
     workers: Auto = "auto"
+    """Processes that make batches for each rank; with `auto` a run measures how many it takes. With 0 the
+    training's own process makes them."""
     prefetch: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Batches that each worker keeps ready; a batch has `train.micro_batch` samples if that is given."""
     shuffle: Literal["windows", "samples", "none"] = "windows"
+    """The order of an epoch: at random within windows of some shards (`windows`), at random over all samples
+    (`samples`), or as they are stored (`none`)."""
     stage: Literal["node"] | None = None
     """`node` copies shards to a local disk of the node (below TMPDIR) before they are used; use it where the
     dataset is on a slow network disk. Reading never waits for a copy."""
@@ -85,6 +89,7 @@ class Pack(Block):
     """Limits of one row into which several conversations are packed."""
 
     tokens: Annotated[int, Field(ge=1)] = 4096
+    """The number of tokens of a row."""
     images: Annotated[int, Field(ge=1)] = 18
     """The number of images, regardless of how many tiles each is cut into."""
     images_per_sample: Annotated[int, Field(ge=0)] | None = None
@@ -133,7 +138,9 @@ class Train(Block):
     batch_size: Annotated[int, Field(ge=2)]
     """Samples per optimizer step, over all ranks; with `pack`, packs per step."""
     steps: Annotated[int, Field(ge=1)] | None = None
+    """Optimizer steps of the training; give either these or `epochs`."""
     epochs: Annotated[int, Field(ge=1)] | None = None
+    """How often all samples are trained on, in place of `steps`."""
     micro_batch: Annotated[int, Field(ge=1)] | None = None
     """Samples per pass, for batches that do not fit into memory at once; unless given, the whole batch. The
     gradients equal those of the whole batch, even for a contrastive loss, which needs two forward passes."""
@@ -170,6 +177,7 @@ class Train(Block):
     have them; other parts, such as a temperature or a projector, are trained as usual. Checkpoints hold the
     weights with the adapters merged into them."""
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = BY_RECIPE
+    """AdamW's decoupled weight decay, of what `decay` names."""
     decay: Literal["matrices", "all", "none"] = BY_RECIPE
     """What weight decay acts on: matrices but no biases, norms and temperatures; all parameters; or none."""
     betas: tuple[Beta, Beta] = BY_RECIPE
@@ -202,7 +210,9 @@ class Train(Block):
     `--use-bn-sync`. Else each rank's are its own, and a model with batch norm trains differently on another
     number of ranks."""
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    """Seed of initialisation, order and augmentation."""
     checkpoint_every: Annotated[int, Field(ge=1)]
+    """Steps between checkpoints; the last step has one in any case."""
     keep: Keep | None = None
     """Which checkpoints stay, such as `{latest: 2, best: 1, every: 10000}`; all unless given."""
     threads: Annotated[int, Field(ge=1)] = 2
@@ -329,6 +339,7 @@ class TaskSpec(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
 
     kind: str
+    """The evaluator, which takes arguments of its own."""
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]*$")] = ""
     """Name of the results; unless given, the kind. Two tasks of one kind need different names."""
 

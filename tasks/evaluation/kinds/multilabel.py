@@ -168,6 +168,7 @@ class MultiLabel(Labelled):
     present: Prompt = "{} is present."
     """The sentence of a report on a scan with the finding, which replaces `{}`."""
     absent: Prompt = "{} is not present."
+    """The same for one that is absent."""
 
     def scores(
         self, subject: Subject, labels: Sequence[str], volumes: Embeddings
