@@ -204,7 +204,8 @@ def _built_lines(
         yield f"✓ version {version.name}{change}; {built.shards_rewritten} of {built.shards} shards written"
     output = near(settings.dataset.output)
     yield f"  data     {near(settings.dataset.output / 'current')}"
-    yield f"  look     tarmac look {output}"
+    look = f"tarmac look {shlex.quote(output)}"
+    yield f"  look     {look}, and in Python: {look} --load"
     if "train" not in manifest.splits:
         yield "! no split is named train, which a training needs: see dataset.splits"
     if manifest.rejected:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from flows.commands.arguments import AsJson, DatasetFolder, Full, Level, Quick, level_of
-from flows.commands.output import answer, note, print_json, say
+from flows.commands.output import answer, note, print_json, print_result, say
 from tasks.core import screen
 from tasks.core.errors import UsageError
 from tasks.core.findings import Report
@@ -113,6 +113,10 @@ def look(
     quick: Quick = False,
     full: Full = False,
     out: Annotated[Path | None, Parameter(help="Where to write the page (default: beside the data).")] = None,
+    load: Annotated[
+        bool,
+        Parameter(help="Only print Python that loads it in webdataset, PyTorch and Hugging Face datasets."),
+    ] = False,
     as_json: AsJson = False,
 ) -> int:
     """Write a page of a dataset's faults, quality, samples, rejects and distributions.
@@ -124,7 +128,12 @@ def look(
     For example:
       tarmac look data/digits
       tarmac look data/digits --full --out look.html
+      tarmac look data/digits --load
     """
+    if load and (quick or full or out is not None):
+        raise UsageError("--load: stands alone; leave out --quick, --full and --out")
+    if load:
+        return _show_loading(Path(dataset), as_json)
     from tasks.core.tokens import caption_counter
     from tasks.dataset.preview import Checked, page_path, version_at, write_look
     from tasks.dataset.verify.verifier import verify as examine
@@ -151,6 +160,19 @@ def look(
         for line in _doubts(report, made, shlex.quote(dataset)):
             note(line)
     return 0 if judged.ok else 1
+
+
+def _show_loading(place: Path, as_json: bool) -> int:
+    """Print the lines that load a dataset's current version, or a version."""
+    from tasks.dataset.layout import CURRENT, is_version
+    from tasks.dataset.preview import version_at
+    from tasks.dataset.snippets import loading_snippets
+
+    version = version_at(place)
+    programs = loading_snippets(place if is_version(place) else place / CURRENT)
+    if as_json:
+        return print_result(version=version.name, programs=programs)
+    return say("\n".join(f"# {name}\n{program}" for name, program in programs.items()).rstrip())
 
 
 def _doubts(report: Report, made: WrittenPage, dataset: str) -> Iterator[str]:
