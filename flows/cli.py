@@ -15,7 +15,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Any, Literal, get_args, get_origin
 
 from cyclopts import UNSET, App, ArgumentCollection, CycloptsError, Group, Parameter
@@ -162,7 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         problem, fix = _problem(error)
         return _fail(as_json, f"{command}: {problem}; {fix or f'see {command} --help'}", 2)
     except TarmacError as error:
-        return _fail(as_json, str(error), error.exit_code)
+        return _fail(as_json, _naming_config(str(error), ours), error.exit_code)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         extra = EXTRAS.get(missing)
@@ -203,6 +203,17 @@ def _call(words: Sequence[str]) -> int:
         screen.end_passing()
     sys.stdout.flush()  # here, where a closed pipe is not a traceback
     return code if isinstance(code, int) else 0
+
+
+def _naming_config(message: str, words: Sequence[str]) -> str:
+    """Return an error's message in which commands that are suggested name the config of this one."""
+    config = next((word for word in words[1:] if word.endswith((".yaml", ".yml"))), None)
+    if config is None or " CONFIG" not in message:
+        return message
+    from flows.commands.output import with_config
+
+    pairs = pairwise(words)
+    return with_config(message, config, [change for option, change in pairs if option == "--set"])
 
 
 def _fail(as_json: bool, message: str, code: int, mark: str = "✗ ") -> int:

@@ -12,7 +12,7 @@ import pytest
 
 from tasks import stage, tune
 from tasks.core.errors import DataError
-from tasks.loader.settings import LoaderSettings, read_settings, write_settings
+from tasks.loader.settings import LoaderSettings, Measurement, read_settings, write_settings
 from tasks.runs.folder import RunFolder
 from tasks.stage import StageResult
 from tasks.supervision import launch, stopping
@@ -89,3 +89,20 @@ def test_a_run_that_is_cancelled_while_it_is_tuned_never_trains(
         assert found.is_cancelled() and "enough" in found.message
     assert stopped.left == () and look_at_run(run).state == "cancelled"
     assert not run.rank_log(1).exists()
+
+
+@pytest.mark.parametrize(
+    ("taken", "says"),
+    [
+        (640, "1 worker: 932 samples/s, enough for the 640 that the training takes "),
+        (2000, "1 worker: 932 samples/s, not enough for the 2,000 that the training takes "),
+    ],
+)
+def test_the_line_says_why_a_slower_setting_is_chosen(
+    taken: float, says: str, tmp_path: Path, asked: Callable[..., Tuned]
+) -> None:
+    run = make_run(tmp_path)
+    rates = [Measurement(workers=n, samples_per_s=rate, first_batch_s=1) for n, rate in ((0, 1886), (1, 932))]
+    found = LoaderSettings(workers=1, prefetch=2, reason="x", taken_per_s=taken, measurements=tuple(rates))
+    write_settings(run.loader, found)
+    assert asked(run).summary == f"kept: {says}(0 workers: 1,886, which it would wait for)"

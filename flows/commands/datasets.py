@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from flows.commands.arguments import AsJson, Changes, ConfigFile
-from flows.commands.output import print_result, say
+from flows.commands.output import print_result, say, with_config
 from tasks.core import screen
 from tasks.core.units import counted, near, size
 
@@ -59,7 +59,8 @@ def build(
     began = time.monotonic()
     version = None if rehash else is_up_to_date(settings, for_build=True)
     if version is not None:
-        return _show_build(settings, version, None, time.monotonic() - began, as_json)
+        took_s = time.monotonic() - began
+        return _show_build(settings, version, None, took_s, as_json, again=_run_again(config, changes))
     stages = start.flow(
         "flows.build:build_flow",
         settings.runs,
@@ -72,7 +73,8 @@ def build(
     built: BuildResult = stages[0].details
     published: Published = stages[-1].details
     took_s = time.monotonic() - began
-    return _show_build(settings, built.version, built, took_s, as_json, published.removed)
+    again, removed = _run_again(config, changes), published.removed
+    return _show_build(settings, built.version, built, took_s, as_json, removed, again)
 
 
 def reinforce(config: ConfigFile, /, *, changes: Changes = None, as_json: AsJson = False) -> int:
@@ -146,6 +148,7 @@ def _show_build(
     seconds: float,
     as_json: bool,
     removed: Sequence[str] = (),
+    again: str = "",
 ) -> int:
     """Print the result of a build; `built` is its stage's result, or None if the dataset was up to date."""
     from tasks.core import screen
@@ -175,9 +178,16 @@ def _show_build(
     if built is None:
         screen.finished("build", f"up to date: version {version.name}", seconds)
     notice = quarantine.notice(version, left_out)
-    lines = [*_built_lines(settings, version, manifest, built, notice), *lines_of(findings)]
-    say("\n".join(lines))
+    lines = list(_built_lines(settings, version, manifest, built, notice))
+    if is_ok and settings.train is not None and "train" in manifest.splits:
+        lines.append(f"  next     {again}")
+    say("\n".join([*lines, *lines_of(findings)]))
     return 0 if is_ok else 1
+
+
+def _run_again(config: Path, changes: list[str] | None) -> str:
+    """Return the command that trains on the dataset of a config, with the same changes."""
+    return with_config("tarmac run CONFIG", config, changes)
 
 
 def _built_lines(

@@ -130,7 +130,10 @@ def doctor(
         Path | None, Parameter(help="The training's output: alone, or beside --pid where it is piped.")
     ] = None,
     runs: RunsFolder = Path("runs"),
-    out: Annotated[Path | None, Parameter(help="Where to save the page (default: doctor-PID.html).")] = None,
+    out: Annotated[
+        Path | None,
+        Parameter(help="Where to save the page (default: the folder of the run, or of the runs)."),
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Explain why a training hangs or is slow, with evidence.
@@ -145,18 +148,20 @@ def doctor(
     """
     from tasks.diagnosis import examination as examinations
 
+    folder = runs if runs.is_dir() else Path(tempfile.gettempdir())  # none is made beside another trainer
     if pid is not None:
         done = examinations.examine_process(pid, log)
     elif run is not None:
         from tasks.diagnosis.run_doctor import examine_run
         from tasks.runs.folder import find
 
-        done = examine_run(find(runs, run))
+        found = find(runs, run)
+        folder, done = found.path, examine_run(found)
     elif log is not None:
         done = examinations.examine_log(log)
     else:
         raise UsageError("tarmac doctor: name what to examine: --pid PID, --run RUN or --log FILE")
-    page = out or Path(f"doctor-{done.name}.html")
+    page = out or folder / f"doctor-{done.name}.html"
     examinations.save_doctor_page(done, page)
     saved = f"SAVED      {near(page)} (redacted; safe to attach to a bug report)"
     lines = chain(examinations.text_of(done), [saved])

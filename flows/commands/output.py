@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -45,3 +47,11 @@ def print_result(**facts: Any) -> int:
     """Print the JSON object of a command, which succeeded and has no findings unless `facts` hold `ok` and
     `findings`; returns the exit code of success."""
     return print_json({"ok": True, "findings": [], **facts})
+
+
+def with_config(text: str, config: object, changes: Iterable[str] | None) -> str:
+    """Return a text in which commands that are suggested name this config, with the changes of the call,
+    instead of `CONFIG`."""
+    words = [str(config), *(part for change in changes or () for part in ("--set", change))]
+    named = shlex.join(words).replace("\\", r"\\")
+    return re.sub(r"\btarmac (build|run|train|fetch|plan) CONFIG\b", rf"tarmac \1 {named}", text)

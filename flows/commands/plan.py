@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.commands.arguments import AsJson, Changes, ConfigFile
-from flows.commands.output import print_result, say
+from flows.commands.output import print_result, say, with_config
 from tasks.core import screen
 from tasks.core.errors import TarmacError, first_line
 from tasks.core.units import count, counted, duration, near, percent, size
@@ -78,7 +78,7 @@ def plan(config: ConfigFile, /, *, changes: Changes = None, as_json: AsJson = Fa
         pairs = [part for change in changes or [] for part in ("--set", change)]
         command = ["tarmac", "run" if training else "build", str(config), *pairs]
         lines.append(f"nothing was written; to do it: {shlex.join(command)}")
-    say("\n".join(lines))
+    say(with_config("\n".join(lines), config, changes))
     return 0 if build.stops is None else 1
 
 

@@ -5,6 +5,7 @@ Whoever looks also starts an agent again that was killed, where its run allows t
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections import Counter
@@ -251,6 +252,8 @@ def _dataset_lines(one: DatasetOverview) -> Iterator[str]:
     else:
         facts = f"{counted(one.samples, 'sample')}  {size(one.bytes)}  {counted(one.versions, 'version')}"
         yield f"  {near(one.path)}  version {one.version}  {facts}"
+    if one.left_off:
+        yield f"  ! {one.left_off}; it goes on by: tarmac build {_config_of(one.path)}"
     if one.builder is None:
         return
     progress = one.progress
@@ -261,6 +264,18 @@ def _dataset_lines(one: DatasetOverview) -> Iterator[str]:
 
     left = "" if progress.left_s is None else f", {duration(progress.left_s)} left"
     yield f"    building: {how_far(progress.done, progress.total, progress.note)}{left}, by {one.builder}"
+
+
+def _config_of(dataset: Path) -> str:
+    """Return the config among the project's that builds the dataset, quoted; CONFIG where none does."""
+    from flows.parameters import choices
+    from tasks.core.config import reload
+
+    for path in choices():
+        with suppress(TarmacError):
+            if reload(Path(path)).dataset.output.absolute() == dataset.absolute():
+                return shlex.quote(path)
+    return "CONFIG"
 
 
 def _row(one: RunStatus, revived: str | None) -> dict[str, Any]:

@@ -60,7 +60,8 @@ def fetch(
         "not_seen": unknown,
     }
     lines = [*map(_fetched_line, found)]
-    lines += [f"✗ weights.missing   {lack.problem}" for lack in lacking]
+    for lack in lacking:
+        lines += [f"✗ weights.missing   {lack.problem}", f"    fix    {lack.finding().remedy}"]
     lines += [f"  not fetched: {need}" for need in unknown]
     if found:
         took, lock = format_duration(time.monotonic() - began), near(settings.runs / hub.LOCK)

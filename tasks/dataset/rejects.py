@@ -158,7 +158,7 @@ class RejectGroup:
         """The group on one line of a terminal: an example of the largest cause, and what most rejects
         share."""
         line = f"{self.count:>7,} {self.reason:<22}"
-        notes = [f"{trait}: one cause?" for trait in self.traits[:1]]
+        notes = list(self.traits[:1])
         if self.causes:
             first = self.causes[0]
             place = first.examples[0].source or first.examples[0].original_key

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tasks.core.errors import TarmacError
 from tasks.core.lock import Holder
-from tasks.dataset.building.under_way import BuildProgress, build_under_way
+from tasks.dataset.building.under_way import BuildProgress, build_under_way, left_off
 from tasks.dataset.layout import CURRENT, STAGING, VERSIONS, current
 from tasks.dataset.manifest import read_manifest
 from tasks.runs.record import RunRecord
@@ -33,6 +33,8 @@ class DatasetOverview:
     builder: Holder | None = None
     progress: BuildProgress | None = None
     problem: str = ""
+    left_off: str = ""
+    """What became of a build that ended before its end; empty where there is none."""
 
     def to_json(self) -> dict[str, Any]:
         progress = self.progress
@@ -52,6 +54,7 @@ class DatasetOverview:
             "bytes": self.bytes,
             "versions": self.versions,
             "build": build,
+            "left_off": self.left_off,
             "problem": self.problem,
         }
 
@@ -68,6 +71,10 @@ def _is_dataset(path: Path) -> bool:
 
 
 def _look_at(path: Path) -> DatasetOverview:
+    return replace(_version_at(path), left_off=left_off(path))
+
+
+def _version_at(path: Path) -> DatasetOverview:
     under_way = build_under_way(path)
     builder, progress = (None, None) if under_way is None else under_way
     versions = sum(1 for version in (path / VERSIONS).glob("*") if version.is_dir())

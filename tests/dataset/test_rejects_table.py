@@ -47,7 +47,7 @@ def test_the_line_of_a_reason_shows_its_largest_cause(tmp_path: Path) -> None:
     version = version_of(tmp_path, rejects)
     lines = reject_lines(version, {"report.missing": 412, "volume.spacing": 3}, is_private=False)
     assert lines == [
-        "    412 report.missing         q0.npz: no row in reports.csv   ← 400 of 412 alike; 400 of 412 under q*: one cause?",
+        "    412 report.missing         q0.npz: no row in reports.csv   ← 400 of 412 alike; 400 of 412 under q*",
         "      3 volume.spacing         r0.npz: z is 0.0 mm",
     ]
 

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from html import unescape
 from pathlib import Path
@@ -60,7 +61,8 @@ def test_the_page_has_the_command_by_itself_and_tells_the_workers_apart(tmp_path
     page = unescape((tmp_path / "page.html").read_text())
     (finding,) = done.verdict.report.findings
     assert finding.command is not None
-    assert f"<pre>{finding.command}</pre>\n<p>{finding.remedy}</p>" in page
+    remedy = finding.remedy[0].upper() + finding.remedy[1:]
+    assert f'<pre>{finding.command}</pre>\n<p class="remedy">{remedy}.</p>' in page
     assert {"<td>rank 0</td>", "<td>worker 0 of rank 0</td>", "<td>worker 1 of rank 0</td>"} <= set(
         re.findall(r"<td>(?:rank|worker) [^<]*</td>", page)
     )
@@ -72,7 +74,13 @@ def test_a_log_that_states_its_cause_is_enough(tmp_path: Path) -> None:
     done = run("--log", "train.log", "--json", cwd=tmp_path)
     report = json.loads(done.stdout)
     assert done.returncode == 1 and [one["code"] for one in report["findings"]] == ["worker.killed"]
-    assert (tmp_path / report["page"]).exists()
+    page = Path(report["page"])
+    assert page.parent == Path(tempfile.gettempdir()) and page.exists(), "not among the trainer's files"
+    page.unlink()
+    (tmp_path / "runs").mkdir()
+    done = run("--log", "train.log", cwd=tmp_path)
+    assert "SAVED      runs/doctor-train.html (redacted;" in done.stdout
+    assert (tmp_path / "runs/doctor-train.html").exists()
 
 
 def test_a_log_that_states_no_cause_is_unknown_and_no_error(tmp_path: Path) -> None:

@@ -326,3 +326,19 @@ def test_a_plan_for_gpus_says_what_a_rank_takes(
     monkeypatch.setattr(footprint, "footprint_of", refuse)
     (line,) = gpu_lines(config, taken_of_gpu(config, left))
     assert line == "what a rank takes of its GPU is not known: train.model.vision: no model a/b can be found"
+
+
+def test_suggested_commands_name_the_config_and_its_changes(
+    birds: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line after a build, and the one that accepts a loss, can be pasted."""
+    train = {"recipe": "clip", "model": {"name": "tarmac/digits"}, "batch_size": 8, "steps": 5, "lr": 0.1}
+    text = Path("birds.yaml").read_text() + f"\ntrain: {json.dumps({**train, 'checkpoint_every': 5})}\n"
+    Path("trained.yaml").write_text(text)
+    published("trained.yaml")
+    built = output_of(capsys, "build", "trained.yaml", "--set", "train.lr=0.2")
+    assert built.endswith("\n  next     tarmac run trained.yaml --set train.lr=0.2\n")
+    lines = (birds / "birds/captions.csv").read_text().splitlines()[:30]
+    (birds / "birds/captions.csv").write_text("\n".join(lines) + "\n")
+    shown = output_of(capsys, "plan", "trained.yaml", "--set", "train.lr=0.2", code=1)
+    assert "or accept the loss: tarmac build trained.yaml --set train.lr=0.2 --accept-loss" in shown

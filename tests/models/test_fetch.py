@@ -88,6 +88,10 @@ def test_what_lies_at_a_path_is_looked_for_and_what_others_download_is_said(
 ) -> None:
     config = write_config(tmp_path, text="tarmac/reports", pretrained=str(tmp_path / "w.pt"))
     assert fetch(config, capsys, code=1)["findings"][0]["code"] == "weights.missing"
+    assert main(["fetch", str(config)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("✗ weights.missing   train.model.pretrained: ") and str(tmp_path) in lines[0]
+    assert re.match(r"    fix    \S+", lines[1])
     (tmp_path / "w.pt").touch()
     assert main(["fetch", str(config)]) == 0
     vlm = {"recipe": "vlm", "model": {"vision": "tarmac/chat", "language": "tarmac/chat", "pixel_shuffle": 2}}

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from tasks.core.files import read_json, write_json
 from tasks.core.lock import Holder, holder_of
+from tasks.core.pace import how_far
 from tasks.core.screen import Progress
-from tasks.dataset.layout import LEASE, PROGRESS
+from tasks.dataset.layout import LEASE, PROGRESS, STAGING
 
 INTERVAL_S = 2.0
 
@@ -54,11 +55,16 @@ class ProgressFile:
         is_same = last is not None and last.total == total and done >= last.done
         first, since = (last.first, last.since) if is_same and last is not None else (done, now)
         self._last = BuildProgress(done, total, note, now, first, since)
-        with suppress(OSError):  # a full disk ends the build by what it builds
-            write_json(self._path, asdict(self._last))
+        self._write(self._last)
 
     def begin(self) -> None:
         self._is_begun = True
+        now = time.time()
+        self._write(BuildProgress(0, 0, "starting", now, 0, now))
+
+    def _write(self, found: BuildProgress) -> None:
+        with suppress(OSError):  # a full disk ends the build by what it builds
+            write_json(self._path, asdict(found))
 
     def end(self) -> None:
         self._is_begun = False
@@ -71,8 +77,25 @@ def build_under_way(dataset: Path) -> tuple[Holder, BuildProgress | None] | None
     holder = holder_of(dataset / LEASE)
     if holder is None or not holder.is_alive():
         return None
+    found = _recorded(dataset)
+    return holder, found if found is not None and found.at >= holder.since else None
+
+
+def left_off(dataset: Path) -> str:
+    """Return in words how far a build came that ended before its end and that nobody goes on with; empty
+    where there is none."""
+    holder = holder_of(dataset / LEASE)
+    if (holder is not None and holder.is_alive()) or not (dataset / STAGING).is_dir():
+        return ""
+    found = _recorded(dataset)
+    if found is None:
+        return "a build has stopped before its end"
+    at = f" at {how_far(found.done, found.total, found.note)}" if found.done else ""
+    return f"a build was interrupted{at}"
+
+
+def _recorded(dataset: Path) -> BuildProgress | None:
     try:
-        found = BuildProgress(**read_json(dataset / PROGRESS))
+        return BuildProgress(**read_json(dataset / PROGRESS))
     except (OSError, ValueError, TypeError):
-        return holder, None
-    return holder, found if found.at >= holder.since else None
+        return None

@@ -41,6 +41,7 @@ from tasks.dataset.sample_reader import SampleReader
 from tasks.dataset.tables import read_shards
 
 LEAK_BUDGET: float = Dataset.model_fields["leak_budget"].default
+NO_TOKENS = "Tokens per caption are left out: tarmac look DATASET counts them where open_clip is installed."
 
 
 @dataclass
@@ -264,7 +265,7 @@ def _add_tokens(
 ) -> None:
     """Add the tokens per caption of a limited number of captions."""
     if count_tokens is None:
-        content.no_tokens = "Tokens per caption are left out: no tokenizer is installed (open_clip has one)."
+        content.no_tokens = NO_TOKENS
         return
     lengths = numbers.token_lengths(version, samples, count_tokens)
     if lengths.total:
