@@ -131,10 +131,10 @@ class VolumeTable:
         evidence = [f"{self.key} in {self.path} {matches}", *notes]
         names = [column.name for column in self.columns]
         if self.role == "labels":
-            evidence.append(f"{len(names)} labels: {enumerate_names(names)}")
             if self.lacking or self.uncertain:
                 value["missing"] = "skip"
-                evidence += self._partial
+                evidence += self._partial  # before the names, which may be cut in the config
+            evidence.append(f"{len(names)} labels: {enumerate_names(names)}")
         if self.role == "reports":  # the columns named as reports, else the one with the longest texts
             texts = [column for column in self.columns if _is_report(column)]
             longest = max(texts, key=lambda one: one.share("characters"))
@@ -145,10 +145,11 @@ class VolumeTable:
     @property
     def _partial(self) -> Iterator[str]:
         """Yield how many rows do not know all labels: `3 of 60 rows lack a label`."""
-        known = ((self.lacking, "lack a label"), (self.uncertain, f"hold {UNCERTAIN}, which means uncertain"))
-        for number, what in known:
+        unsure = f"a {UNCERTAIN}, which means uncertain"
+        for number, verb, what in ((self.lacking, "lack", "a label"), (self.uncertain, "hold", unsure)):
             if number:
-                yield f"{count(number)} of {counted(self.rows, 'row')} {what}"
+                verb += "s" if number == 1 else ""
+                yield f"{count(number)} of {counted(self.rows, 'row')} {verb} {what}"
 
 
 @dataclass

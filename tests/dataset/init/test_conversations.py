@@ -150,7 +150,8 @@ def test_the_cauldron_is_taken_whole(tmp_path: Path) -> None:
         rows = [{"images": [{"bytes": png(n), "path": None}], "texts": texts[n : n + 1]} for n in range(10)]
         chat.write_parquet(tmp_path / "cauldron" / subset / "train-00000-of-00001.parquet", rows)
     config = config_of(survey("cauldron"), tmp_path)
-    assert forecast(config).containers == 2
+    reading = forecast(config).reading
+    assert reading is not None and len(reading.containers) == 2 and reading.taken == reading.tried > 0
     built = build(config)
     assert (built.read, built.accepted) == (20, 20)
     assert verify(built.version, level="full").ok

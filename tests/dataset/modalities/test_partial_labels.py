@@ -18,7 +18,7 @@ from tasks.core.config import dump
 from tasks.core.schema import Config
 from tasks.dataset.building.builder import build
 from tasks.dataset.examples.phantoms import FINDINGS, phantoms
-from tasks.dataset.init import survey
+from tasks.dataset.init import config_text, survey
 from tasks.dataset.manifest import read_manifest
 from tasks.dataset.preview import write_look
 from tasks.dataset.repair.run import repair
@@ -176,9 +176,10 @@ def test_init_proposes_skip_where_cells_are_empty(folder: Path, tmp_path: Path, 
     monkeypatch.chdir(tmp_path)
     seen = survey("raw/nifti")
     assert seen.best.seen["labels"].endswith(
-        "; 3 labels: Cardiomegaly, Lung nodule, Pleural effusion; 2 of 8 rows lack a label; "
-        "1 of 8 rows hold -1, which means uncertain"
+        "; 2 of 8 rows lack a label; 1 of 8 rows holds a -1, which means uncertain; "
+        "3 labels: Cardiomegaly, Lung nodule, Pleural effusion"
     )
+    assert "2 of 8 rows lack a label" in config_text(seen)
     proposed: Any = config_of(seen, tmp_path).dataset.source
     assert proposed.labels.missing == "skip"
     write_labels(folder, rows_of(folder), dict.fromkeys(PLANTED, "0"))
