@@ -16,6 +16,7 @@ from typing import Any
 from tasks.core.config import reload
 from tasks.core.errors import TarmacError, UsageError
 from tasks.core.schema import Config, TableSource, Train
+from tasks.dataset.building.check import fewer_than
 from tasks.evaluation.evaluators import load_evaluator, tasks_of
 from tasks.evaluation.fit import require_fit, require_held_out
 from tasks.loader.settings import read_settings
@@ -49,7 +50,8 @@ def require_startable(
     """Raise UsageError or DataError for evaluations or a batch that `version` does not serve, and for weights
     that the training starts from and cannot have.
 
-    Where the version is yet to be built, it has `most` samples at most, if that is known. The hub is asked
+    Where the version is yet to be built, it has `most` samples at most; unless that is given, as many
+    samples as a batch takes are listed. The hub is asked
     for weights that would be downloaded, unless the training runs elsewhere.
     """
     batch = None
@@ -58,8 +60,10 @@ def require_startable(
         batch = overfull(config, version)
     else:
         require_held_out(config)
-    if version is None and config.train is not None and most is not None and len(config.train.data or ()) < 2:
-        batch = overfull_of(config.train, most, "samples that there are")
+    train = config.train
+    if version is None and train is not None and len(train.data or ()) < 2:
+        most = fewer_than(config.dataset, train.batch_size) if most is None else most
+        batch = None if most is None else overfull_of(train, most, "samples that there are")
     if batch is not None and batch.is_wrong:
         raise UsageError(f"train.batch_size: {batch.problem}; {batch.remedy}")
     missing = _missing(config, version, fresh)

@@ -7,7 +7,8 @@ from tasks.core.errors import UsageError
 from tasks.core.schema import Splits
 from tasks.dataset import splits
 from tasks.dataset.filters import passes
-from tasks.dataset.keys import key_of, shard_hash, split_hash
+from tasks.dataset.formats import images
+from tasks.dataset.keys import key_of, shard_hash, split_hash, stem
 from tasks.dataset.rejects import Reject
 
 
@@ -146,3 +147,8 @@ def test_a_split_may_not_take_the_name_of_a_table_folder() -> None:
 )
 def test_filters(rules: dict[str, object], fields: dict[str, object], expected: bool) -> None:
     assert passes(rules, fields) is expected
+
+
+@pytest.mark.parametrize("suffix", images.SUFFIXES)
+def test_the_suffix_of_an_image_that_is_read_is_no_part_of_its_key(suffix: str) -> None:
+    assert key_of(f"owls/1.{suffix}") == key_of("owls/1.png") and stem(f"a.{suffix.upper()}") == "a"

@@ -62,7 +62,7 @@ def test_the_page_has_the_command_by_itself_and_tells_the_workers_apart(tmp_path
     (finding,) = done.verdict.report.findings
     assert finding.command is not None
     remedy = finding.remedy[0].upper() + finding.remedy[1:]
-    assert f'<pre>{finding.command}</pre>\n<p class="remedy">{remedy}.</p>' in page
+    assert f'<pre class="wraps">{finding.command}</pre>\n<p class="remedy">{remedy}.</p>' in page
     assert {"<td>rank 0</td>", "<td>worker 0 of rank 0</td>", "<td>worker 1 of rank 0</td>"} <= set(
         re.findall(r"<td>(?:rank|worker) [^<]*</td>", page)
     )

@@ -16,8 +16,7 @@ from tasks.core.schema.recipes import RECIPES, RecipeClasses
 from tasks.dataset import versions
 from tasks.dataset.building.builder import build
 from tasks.dataset.index import read_index
-from tasks.evaluation.fit import require_fit
-from tasks.supervision.beforehand import require_startable
+from tasks.evaluation.fit import require_fit, require_held_out
 from tests.conftest import ROOT, digits_config
 from tests.dataset import raw
 from tests.models import lengths
@@ -94,10 +93,10 @@ def test_a_split_that_a_build_will_not_make_is_refused_before_it(
 ) -> None:
     config = digits_config(tmp_path, tmp_path, f"dataset.splits={splits}", f"evaluate.tasks=[{task}]")
     if says is None:
-        require_startable(config, None)
+        require_held_out(config)
         return
     with pytest.raises(UsageError, match=rf"^evaluate\.tasks: {says}"):
-        require_startable(config, None)
+        require_held_out(config)
 
 
 def test_one_sample_is_too_few_to_be_found_among(digits_dataset: Path, tmp_path: Path) -> None:

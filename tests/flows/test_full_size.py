@@ -41,7 +41,7 @@ WEIGHTS: dict[str, set[str]] = {
     "nano-vlm": {"google/siglip2-base-patch16-512", "HuggingFaceTB/SmolLM2-360M-Instruct"},
 }
 """The repositories whose weights each of them downloads."""
-LACKS = re.compile(r"!         train\.model\.\w+: .* of (\S+) not on this machine; tarmac fetch CONFIG")
+LACKS = re.compile(r"!         train\.model\.\w+: .* of (\S+) not on this machine; tarmac fetch \S+")
 SHAPE = (240, 480, 480)
 ORIGINALS = ROOT / "docs/originals.md"
 """The tables of the originals' numbers, each with the file of the original that says it."""

@@ -58,7 +58,8 @@ def test_a_batch_larger_than_the_dataset_has_one_verdict(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(batch_size=61)
-    assert "a batch takes 61 of 60 samples that there are" in refused(capsys, "plan"), "before the build"
+    line = refused(capsys, "plan", "run")
+    assert "a batch takes 61 of 60 samples that there are" in line, "before the build"
     published("birds.yaml")
     write(batch_size=52)
     line = refused(capsys, "plan", "run", "train")
@@ -97,7 +98,7 @@ def test_weights_that_the_hub_does_not_give_are_refused_before_the_build(
     assert (
         "!         train.model.pretrained: weights of laion/CLIP-ViT-B-32-laion2B-s34B-b79K not on" in printed
     )
-    assert "tarmac fetch CONFIG" in printed
+    assert "tarmac fetch trained.yaml" in printed
     published("birds.yaml")
     assert refused(capsys, "run", "train", code=1) == line
 

@@ -136,10 +136,12 @@ class Changes:
         else:
             changed = f"{overwritten:,} {had} overwritten with other content in the source"
         share = (self.lost + overwritten) / (self.had or 1)
-        other_rules = ", and the source is now read by other rules, such as another key"
+        stays = "the current version stays"
+        if self.is_read_alike:
+            return f"{changed} ({share:.1%}); {stays}. Mend the source and run again, or accept the loss"
         return (
-            f"{changed} ({share:.1%}){'' if self.is_read_alike else other_rules}; the current version stays. "
-            "Mend the source and run again, or accept the loss"
+            f"{changed} ({share:.1%}), because the source is now read by other rules, such as another key; "
+            f"{stays}. Take that change back, or accept that samples have other names"
         )
 
 

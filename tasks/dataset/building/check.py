@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ from tasks.core.patterns import base_folder, would_match
 from tasks.core.schema import ChatSource, Dataset, ShardsSource, TableSource
 from tasks.core.schema import Source as SourceConfig
 from tasks.core.stores import is_remote
-from tasks.dataset import splits, versions
+from tasks.dataset import filters, splits, versions
 from tasks.dataset.layout import STAGING, VERSIONS
 from tasks.dataset.modalities import MODALITIES, rules_on_fields
-from tasks.dataset.sources import Source, open_sources
+from tasks.dataset.sources import Source, of_containers, open_sources
 from tasks.dataset.sources.tabular import require
 
 MADE = (
@@ -61,6 +62,26 @@ def measured_rules(dataset: Dataset, sources: Sequence[Source]) -> dict[str, Any
     for source in sources if names else ():
         names -= set(source.columns())
     return {name: dataset.filter[name] for name in sorted(names)}
+
+
+def fewer_than(dataset: Dataset, enough: int) -> int | None:
+    """Return how many samples a build can accept at most, if that is less than `enough`; None if there are
+    so many, or the containers of a source do not state it. No more than `enough` samples are listed."""
+    found = 0
+    for source in check_sources(dataset):
+        for container in source.containers():
+            if source.is_sequential:
+                stated = of_containers(source).stated(container)
+                if stated is None:
+                    return None
+                found += stated
+            else:
+                items = (one for one in source.items(container) if one.fault is None)
+                taken = (one for one in items if filters.passes(rules_on_fields(dataset), one.fields))
+                found += sum(1 for _ in islice(taken, enough - found))
+            if found >= enough:
+                return None
+    return found
 
 
 def _require_apart(dataset: Dataset) -> None:

@@ -111,7 +111,8 @@ def test_a_changed_key_is_named_beside_the_loss(config: Config, tmp_path: Path) 
     published(config)
     block = {**config.dataset.source.model_dump(), "key": "caption"}  # type: ignore[union-attr]
     with pytest.raises(
-        NeedsApproval, match=r"100 of the 100 .* now read by other rules, such as another key"
+        NeedsApproval,
+        match=r"100 of the 100 .* now read by other rules, such as another key; .* Take that change back, or acc",
     ):
         build(raw.config(tmp_path / "raw", tmp_path / "out", source=block))
 

@@ -99,6 +99,17 @@ def test_a_missing_file_is_named_as_it_was_looked_for(tmp_path: Path) -> None:
     )
 
 
+def test_init_notices_images_that_git_lfs_has_not_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = raw.pictures(tmp_path / "raw", 20)
+    monkeypatch.chdir(tmp_path)
+    assert not survey("raw").best.warnings
+    (tmp_path / "raw" / rows[0][0]).write_bytes(POINTER)
+    (warning,) = survey("raw").best.warnings
+    assert warning.startswith("0000.png is a Git LFS pointer and not the file itself") and PULL in warning
+
+
 def test_a_table_in_the_encoding_of_windows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = raw.pictures(tmp_path / "raw", 20)
     lines = ["file,caption", *(f"{name},größer als das {name[:4]}" for name, _, _ in rows)]
