@@ -169,7 +169,9 @@ def explain(
             rates.append(f"{', '.join(parts)}: {other.samples_per_s:,.0f}")
     training = f"the training takes {number(taken, 2)} {unit}/s"
     if chosen.samples_per_s >= MARGIN * taken:
-        rule = f"{training}, and the fewest workers from one on win that give {MARGIN} times that"
+        rule = (
+            f"{training}, and of the workers that load beside it the fewest win that give {MARGIN} times that"
+        )
     elif chosen.samples_per_s >= taken:
         rule = f"{training}, and no setting gives {MARGIN} times that: it may wait for data"
     else:

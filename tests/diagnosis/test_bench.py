@@ -232,7 +232,10 @@ def test_it_stops_at_the_workers_that_are_enough(
     settings = tune(config_with(), make_version(train=[20, 20]))
     assert settings.workers == 1
     assert [measured.workers for measured in settings.measurements] == [0, 1]
-    assert "the training takes 2.0 samples/s, and the fewest workers from one on win" in settings.reason
+    assert (
+        "the training takes 2.0 samples/s, and of the workers that load beside it the fewest win"
+        in settings.reason
+    )
 
 
 def test_the_pace_of_a_real_training_is_measured(make_version: MakeVersion) -> None:
@@ -257,11 +260,11 @@ def measured(**rates: float) -> list[Measurement]:
     [
         (
             1000,
-            "the training takes 1,000 samples/s, and the fewest workers from one on win that give 1.5 times that",
+            "the training takes 1,000 samples/s, and of the workers that load beside it the fewest win that give 1.5 times that",
         ),
         (
             0.43,
-            "the training takes 0.43 samples/s, and the fewest workers from one on win that give 1.5 times that",
+            "the training takes 0.43 samples/s, and of the workers that load beside it the fewest win that give 1.5 times that",
         ),
         (
             3000,
