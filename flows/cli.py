@@ -57,6 +57,7 @@ COMMANDS = {
         "flows.commands.soundness:repair",
         "flows.commands.soundness:look",
         "flows.commands.lookup:rejects",
+        "flows.commands.lookup:trace",
         "flows.commands.versions:versions",
         "flows.commands.datasets:index",
         "flows.commands.datasets:reinforce",

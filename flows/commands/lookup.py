@@ -1,4 +1,5 @@
-"""The commands that look single samples up: `rejects` lists those that could not be taken."""
+"""The commands that look single samples up: `rejects` lists those that could not be taken, `trace` follows
+one from its raw file to what evaluations said about it, and back."""
 
 from __future__ import annotations
 
@@ -6,16 +7,29 @@ import csv
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.commands.arguments import AsJson
+from flows.commands.arguments import RUNS, AsJson, RunsFolder
 from flows.commands.output import print_result, say
-from tasks.core.errors import UsageError
-from tasks.core.units import counted
+from tasks.core import screen
+from tasks.core.errors import DataError, UsageError
+from tasks.core.units import SPACE, count, counted, near, number, size
+from tasks.dataset.layout import CURRENT, is_version
 
+if TYPE_CHECKING:
+    from tasks.dataset.trace import NameMatches, TracedSample
+    from tasks.evaluation.judgements import RunJudgements
+    from tasks.runs.folder import RunFolder
+
+DATA = Path("data")
+"""The folder in which a dataset is looked for if none is named."""
+NAMED = 3
+"""Names in a message, copies and predictions on the screen; --json has more."""
 COLUMNS = ("reason", "source", "original_key", "detail")
 """The columns of a reject in the order in which they are printed."""
 WIDEST = 60
@@ -97,3 +111,190 @@ def _lines_of_rejects(path: Path, counts: Mapping[str, int], reason: str | None)
         widths = [max(width, min(len(cell), WIDEST)) for width, cell in zip(widths, row, strict=True)]
     for row in cells():
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def trace(
+    key: Annotated[
+        str,
+        Parameter(help="A key, a file's path or a place such as captions.csv:17, or the beginning of one."),
+    ],
+    place: Annotated[
+        str | None,
+        Parameter(help="A dataset, a version or a run (default: the only dataset of the runs here)."),
+    ] = None,
+    /,
+    *,
+    runs: RunsFolder = RUNS,
+    as_json: AsJson = False,
+) -> int:
+    """Show where a sample came from, where it is, and what became of it.
+
+    It names the raw file and line, the shard and the offset, what was measured,
+    copies in the dataset, and rejects. With a run it also shows what each
+    evaluation said about the sample.
+
+    For example:
+      tarmac trace digit_1453 data/digits
+      tarmac trace captions.csv:17 data/digits
+      tarmac trace digit_1453 2e94
+    """
+    from tasks.dataset.manifest import read_manifest
+    from tasks.dataset.trace import find_name, trace_sample
+    from tasks.evaluation.judgements import judgements_of
+
+    run, versions = _places(place, runs)
+    for version in versions:
+        manifest, is_private = read_manifest(version), _is_private(version)
+        matches = find_name(version, list(manifest.splits), key)
+        if matches.count:
+            break
+    if not matches.count or (matches.count > 1 and not matches.is_whole):
+        raise UsageError(_why_unclear(key, version, list(manifest.splits), matches, is_private))
+    with screen.running("trace") as progress:
+        samples = [trace_sample(version, manifest, one, is_private, progress) for one in matches.samples]
+    said = [judgements_of(run, version.name, one.key) for one in samples] if run else []
+    if as_json:
+        return print_result(
+            version=version.name,
+            samples=[asdict(one) for one in samples],
+            rejects=list(map(asdict, matches.rejects)),
+            more=matches.more,
+            run=run.name if run else None,
+            evaluations=[one.to_json() for one in said],
+        )
+    lines = [*_trace_lines(samples, matches, version)]
+    for one, judged in zip(samples, said, strict=run is not None):
+        lines += _judgement_lines(one, judged)
+    return say("\n".join(lines))
+
+
+def _places(place: str | None, runs: Path) -> tuple[RunFolder | None, list[Path]]:
+    """Return the run that a place stands for, if it is one, and the versions to look in; UsageError."""
+    from tasks.dataset.preview import version_at
+    from tasks.runs.data import version_path
+    from tasks.runs.folder import RunFolder, find
+    from tasks.runs.record import load_record
+
+    place = _only_dataset(runs) if place is None else place
+    if Path(place).exists() and not RunFolder(Path(place)).record.is_file():
+        return None, [version_at(Path(place)).resolve()]
+    try:
+        run = find(runs, place)
+    except UsageError as error:
+        raise UsageError(f"PLACE: {place} is no folder of a dataset; {error}") from None
+    found = {ref.version: version_path(ref) for ref in load_record(run).data}
+    there = [path.resolve() for path in found.values() if is_version(path)]
+    if not there:
+        gone = ", ".join(found)
+        raise UsageError(f"PLACE: the data of {run.name} is gone (version {gone}); give a dataset")
+    return run, there
+
+
+def _only_dataset(runs: Path) -> str:
+    """Return the one dataset that is known here: of the runs, and in `data`; UsageError for several."""
+    from tasks.runs.folder import list_runs
+    from tasks.runs.record import load_record
+
+    known: dict[Path, None] = {}
+    for run in list_runs(runs):
+        with suppress(DataError):
+            known |= dict.fromkeys(Path(ref.dataset).resolve() for ref in load_record(run).data)
+    known |= dict.fromkeys(path.parent.resolve() for path in sorted(DATA.glob(f"*/{CURRENT}")))
+    if len(known) != 1:
+        there = ", ".join(near(path) for path in known) or f"none in {DATA}, and none of a run in {runs}"
+        raise UsageError(f"PLACE is missing: give a dataset or a run; there are: {there}")
+    return near(next(iter(known)))
+
+
+def _is_private(version: Path) -> bool:
+    """Whether the data may be private: it is unless build.json records that it is not."""
+    from tasks.dataset.build_info import read_build_info
+
+    try:
+        return read_build_info(version).private
+    except DataError:
+        return True
+
+
+def _why_unclear(
+    key: str, version: Path, splits: Sequence[str], matches: NameMatches, is_private: bool
+) -> str:
+    """Return why no one sample is meant, and names that may be, which are not told of private data."""
+    from tasks.dataset.tables import read_origins
+    from tasks.dataset.trace import nearest_names
+    from tasks.dataset.verify.findings import plain
+
+    if matches.count:
+        names = [read_origins(version, one.split, [one.row])[one.row].key for one in matches.samples[:NAMED]]
+        names += [one.original_key for one in matches.rejects[: NAMED - len(names)]]
+        listed = (
+            "" if is_private else f": {', '.join(map(plain, names))}{', …' if matches.count > NAMED else ''}"
+        )
+        return f"KEY: {key!r} begins {count(matches.count)} names{listed}; give more of it"
+    close = [] if is_private else nearest_names(version, splits, key)
+    fix = (
+        f"did you mean {' or '.join(map(plain, close))}?"
+        if close
+        else "give its key, its path or its place in a table"
+    )
+    return f"KEY: no sample or reject of version {version.name} is named {key!r}; {fix}"
+
+
+def _trace_lines(samples: Sequence[TracedSample], matches: NameMatches, version: Path) -> Iterator[str]:
+    from tasks.dataset.verify.findings import plain
+
+    for one in samples:
+        if one is not samples[0]:
+            yield ""
+        yield f"{one.key}  {one.split}, sample {count(one.row + 1)}  version {version.name}"
+        yield from (f"  {name:<10} {plain(text)}" for name, text in _facts_of(one).items() if text)
+    for reject in matches.rejects:
+        yield f"✗ rejected as {reject.reason}: {plain(reject.original_key)}"
+        facts = {"source": reject.source, "file": reject.file, "detail": reject.detail}
+        yield from (f"  {name:<10} {plain(text)}" for name, text in facts.items() if text)
+    if matches.more:
+        yield f"and {count(matches.more)} more; give the key of one"
+
+
+def _facts_of(one: TracedSample) -> dict[str, str]:
+    """Return the facts of a sample as texts, by name."""
+    measured = ", ".join(
+        f"{name} {number(value) if isinstance(value, float) else value}"
+        for name, value in one.measured.items()
+    )
+    members = ", ".join(f"{name} {size(length).replace(SPACE, ' ')}" for name, length in one.members.items())
+    copies = ", ".join(
+        f"{copy.key} ({copy.split}, {'equal' if copy.is_exact else 'nearly equal'}, {copy.source})"
+        for copy in one.copies[:NAMED]
+    )
+    by_split = ", ".join(f"{count(number_of)} in {split}" for split, number_of in one.copies_by_split.items())
+    return {
+        "source": one.source,
+        "original": one.original_key,
+        "group": one.group,
+        "shard": f"{one.shard} at byte {count(one.offset)}, {count(one.bytes)} bytes",
+        "members": one.problem or members,
+        "text": one.caption,
+        "measured": measured,
+        "copies": f"{by_split}{': ' if copies else ''}{copies}" if by_split else "",
+        "quarantine": one.quarantined and f"left out by readers: {one.quarantined}",
+    }
+
+
+def _judgement_lines(one: TracedSample, said: RunJudgements) -> Iterator[str]:
+    """Yield what each evaluation said about a sample, and why others said nothing."""
+    from tasks.dataset.verify.findings import plain
+
+    for judged in said.judgements:
+        word = {True: "✓ right", False: "✗ wrong", None: "·"}[judged.is_right]
+        figures = ", ".join(f"{name} {value:g}" for name, value in judged.figures.items())
+        item = f" {judged.item}" if judged.item else ""
+        yield f"  {judged.task:<10} step {count(judged.step)}{item}: {word}  {figures}"
+        for told in judged.predictions[:NAMED]:
+            asked = f"{plain(told.question)} " if told.question else ""
+            yield f"             {asked}says {plain(told.predicted)!r}, is {plain(told.label)!r}"
+    if not said.judgements and said.elsewhere:
+        yield f"  evaluated  by none of {counted(len(said.elsewhere), 'evaluation')}: it is in {one.split}"
+    if said.unrecorded:
+        named = ", ".join(sorted({task for _, task in said.unrecorded}))
+        yield f"  evaluated  without a record of single samples: {named}"

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from tasks.core import config as configs
@@ -18,6 +19,7 @@ from tasks.dataset.versions import publish
 from tasks.evaluation import results
 from tasks.evaluation.expected import wanted_of
 from tasks.evaluation.results import EvaluationResult, Prediction
+from tasks.evaluation.samples import Formula, JudgedSamples
 from tasks.loader.indexed import IndexedReader
 from tasks.loader.settings import LoaderSettings, Measurement, write_settings
 from tasks.runs import ledger, record
@@ -136,7 +138,7 @@ def write_metrics(run: RunFolder, every: int = 10, steps: int = STEPS) -> None:
 
 
 def write_evaluation(run: RunFolder, version: Path, step: int, accuracy: float) -> None:
-    """A result whose first prediction is wrong and whose others are right."""
+    """A result whose first prediction is wrong and whose others are right, and what each sample contributed."""
     reader = IndexedReader(version, "val")
     keys = [reader.read(position).key for position in range(min(24, len(reader)))]
     predictions = [
@@ -154,4 +156,9 @@ def write_evaluation(run: RunFolder, version: Path, step: int, accuracy: float) 
         seconds=1.5,
         versions={"torch": "2.15.0"},
     )
-    results.write_result(run, result, predictions)
+    held_out = [reader.read(position).key for position in range(len(reader))]
+    hits = np.array([float(n > 0) for n in range(len(held_out))])
+    judged = JudgedSamples(
+        held_out, {"top1": hits}, {"top1": Formula("mean", ["top1"])}, data=f"{version.name} val"
+    )
+    results.write_result(run, result, predictions, by_sample=judged.to_bytes())

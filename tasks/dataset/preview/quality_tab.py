@@ -74,7 +74,7 @@ CAPTIONS: Mapping[str, KindTitle] = {
 
 
 @dataclass(frozen=True)
-class ProposedRule:
+class ProposedFilter:
     """A proposed filter: a statistic's lowest value, or the highest if `is_most`."""
 
     name: str
@@ -88,11 +88,11 @@ class ProposedRule:
 
 
 RULES = (
-    ProposedRule("contrast", 2),
-    ProposedRule("sharpness", BLURRED),
-    ProposedRule("border", BORDER, is_most=True),
-    ProposedRule("frames", 1, is_most=True),
-    ProposedRule("caption_words", 1),
+    ProposedFilter("contrast", 2),
+    ProposedFilter("sharpness", BLURRED),
+    ProposedFilter("border", BORDER, is_most=True),
+    ProposedFilter("frames", 1, is_most=True),
+    ProposedFilter("caption_words", 1),
 )
 
 
@@ -101,7 +101,7 @@ class RuleEffect:
     """What a filter would leave out, as shares of the samples: all, and among them those without a value.
     `levels` are limits that would leave out the LEVELS of the samples with a value."""
 
-    rule: ProposedRule
+    rule: ProposedFilter
     title: str
     unit: str
     left_out: float
@@ -214,7 +214,7 @@ def class_bars(classes: Mapping[str, int], is_private: bool) -> list[ClassBar]:
     return bars
 
 
-def effect_of(rule: ProposedRule, columns: Sequence[NumberColumn]) -> RuleEffect | None:
+def effect_of(rule: ProposedFilter, columns: Sequence[NumberColumn]) -> RuleEffect | None:
     """Return what a filter would leave out, by the distribution of its statistic; None without one. A sample
     without a value does not pass a filter."""
     column = next((one for one in columns if one.name == rule.name), None)

@@ -17,7 +17,7 @@ from tasks.dataset.building.builder import build
 from tasks.dataset.manifest import read_manifest
 from tasks.dataset.preview import numbers
 from tasks.dataset.preview.page import gather_page
-from tasks.dataset.preview.quality_tab import RULES, Rule, class_bars, effect_of
+from tasks.dataset.preview.quality_tab import RULES, ProposedFilter, class_bars, effect_of
 from tasks.dataset.quality.assessment import path_of
 from tests.dataset import raw
 from tests.dataset.preview.pages import SECRET, a_version, page, words
@@ -94,7 +94,7 @@ def test_the_worst_of_each_kind_are_shown_with_their_value(version: Path) -> Non
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_a_proposed_filter_leaves_out_what_it_says(folder: Path, version: Path, rule: Rule) -> None:
+def test_a_proposed_filter_leaves_out_what_it_says(folder: Path, version: Path, rule: ProposedFilter) -> None:
     found = read_manifest(version)
     columns = numbers.read_columns(version, list(found.splits), found.modality)
     effect = effect_of(rule, columns)
