@@ -270,7 +270,7 @@ def _facts_of(one: TracedSample) -> dict[str, str]:
     by_split = ", ".join(f"{count(number_of)} in {split}" for split, number_of in one.copies_by_split.items())
     return {
         "source": one.source,
-        "original": one.original_key,
+        "original": "" if one.original_key == one.key else one.original_key,
         "group": one.group,
         "shard": f"{one.shard} at byte {count(one.offset)}, {count(one.bytes)} bytes",
         "members": one.problem or members,

@@ -3,7 +3,8 @@
 Two checkpoints that were judged on the same samples differ by far less chance than each varies alone, so a
 comparison needs the numbers of each sample. The file holds the values that a metric is the mean of, or the
 score and the truth from which it is computed, and how. It has the samples' keys, so it never leaves the
-run's folder: no page, terminal or tracker reads them from here.
+run's folder: no page or tracker reads them from here, and the terminal shows the rows of a key that is asked
+for alone.
 """
 
 from __future__ import annotations

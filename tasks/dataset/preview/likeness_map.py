@@ -29,7 +29,7 @@ MODALITIES = ("image_text", "reinforced", "chat")
 """Volumes are too large for reading so many of them."""
 ASPECT = 4 / 3
 """Columns per row of the grid."""
-SIDE, MOST_BYTES = 96, 3_500
+SIDE, MOST_BYTES = 96, 3_000
 """Pixels of a picture's longer side, twice its size on the page, and the most bytes of one."""
 CELLS = 6
 """A picture is described by the mean colours of this many cells along each side."""

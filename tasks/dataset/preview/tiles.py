@@ -41,8 +41,8 @@ from tasks.dataset.tar.format import Sample
 
 TEXT, REPORT, MESSAGE, ORIGIN = 280, 700, 300, 160
 """The most characters of a caption, of a report, of a message about them, and of a place in the source."""
-COMPACT = 120
-"""The most pixels of a compact tile's picture, which is shown at half of that."""
+COMPACT, COMPACT_BYTES = 120, 5_000
+"""The most pixels of a compact tile's picture, which is shown at half of that, and the most bytes."""
 MESSAGES, PICTURES, CROPS, CAPTIONS, RATINGS = 4, 3, 6, 5, 6
 """The most of each that a tile shows."""
 
@@ -121,7 +121,7 @@ def compact_tile(reader: SampleReader, row: int, modality: str, note: str = "") 
     tile = Tile(legible(sample.key, 80), shard, notes=[note] if note else [], split=reader.split)
     with _faults_noted(tile):
         image, width, height = glimpse(sample.members, modality, COMPACT)
-        picture = encode(image, f"Image of {tile.key}", longest=COMPACT)
+        picture = encode(image, f"Image of {tile.key}", longest=COMPACT, most_bytes=COMPACT_BYTES)
         tile.pictures.append(replace(picture, width=width, height=height))
     with _faults_noted(tile):
         tile.caption = shorten(_spoken(sample.members), TEXT // 2)
