@@ -112,7 +112,7 @@ def write_look(
     steps = commands(checked, version) if checked else ()
     tiles = [one for tiles in content.gallery.values() for one in tiles]
     faulty = sum(bool(tile.faults) for tile in tiles)
-    findings = content.quality.verdict if content.quality else ()
+    findings = content.quality.findings if content.quality else ()
     return WrittenPage(out, len(tiles), faulty, steps[0][0] if steps else "", findings)
 
 
