@@ -109,16 +109,18 @@ def _bytes(piece: Any, name: str, size: int) -> NDArray[np.uint8]:
 def clusters_of(looks: Looks, *, by_text: bool) -> tuple[Rows, Rows]:
     """Return for each row the first row with the same content, and the smallest row of those that are equal
     or nearly equal to it. With `by_text` only rows with equal texts are, as conversations about one picture
-    may be different samples; then rows without content are compared by their texts."""
+    may be different samples; then rows without content are compared by their texts. Pictures of one colour are
+    copies of none, because they are a fault of their own."""
     number = np.arange(len(looks.content))
-    is_known = looks.content != 0
+    is_plain = looks.contrast < CONSTANT
+    is_known = (looks.content != 0) & ~is_plain
     texts = [looks.text] if by_text else []
     if by_text:
-        is_known = is_known | (looks.text != 0)
+        is_known = (is_known | (looks.text != 0)) & ~is_plain
     exact = np.where(is_known, equal(looks.content, *texts), number)
     clusters = Clusters(len(number))
     clusters.join(np.column_stack((exact, number))[exact != number])
-    some = np.flatnonzero(looks.spectrum.any(axis=1) & ~(looks.contrast < CONSTANT))
+    some = np.flatnonzero(looks.spectrum.any(axis=1) & ~is_plain)
     near = some[nearly_equal(looks.take(some))]
     if by_text:
         near = some[equal(near.astype(np.uint64), looks.text[some])]

@@ -209,7 +209,6 @@ PLANTS: dict[str, Plant] = {
     "one colour": Plant(
         "images.constant",
         _picture(lambda picture: jpeg(Image.new("RGB", picture.size, (200, 30, 30)))),
-        also=frozenset({"samples.duplicated", "split.leak"}),
     ),
     "blurred": Plant("images.blurred", _picture(lambda one: jpeg(one.filter(ImageFilter.GaussianBlur(5))))),
     "enlarged": Plant("images.blurred", _picture(_enlarged)),
