@@ -109,8 +109,8 @@ def _bytes(piece: Any, name: str, size: int) -> NDArray[np.uint8]:
 def clusters_of(looks: Looks, *, by_text: bool) -> tuple[Rows, Rows]:
     """Return for each row the first row with the same content, and the smallest row of those that are equal
     or nearly equal to it. With `by_text` only rows with equal texts are, as conversations about one picture
-    may be different samples; then rows without content are compared by their texts. Pictures of one colour are
-    copies of none, because they are a fault of their own."""
+    may be different samples; then rows without content are compared by their texts. Pictures of one colour
+    are copies of none, because they are a fault of their own."""
     number = np.arange(len(looks.content))
     is_plain = looks.contrast < CONSTANT
     is_known = (looks.content != 0) & ~is_plain
