@@ -61,6 +61,7 @@ COMMANDS = {
         "flows.commands.versions:versions",
         "flows.commands.datasets:index",
         "flows.commands.datasets:reinforce",
+        "flows.commands.scoring:score",
     ),
     "Runs": (
         "flows.commands.status:status",

@@ -153,6 +153,7 @@ def _show_build(
     """Print the result of a build; `built` is its stage's result, or None if the dataset was up to date."""
     from tasks.core import screen
     from tasks.dataset import quarantine
+    from tasks.dataset.build_info import read_build_info
     from tasks.dataset.manifest import read_manifest
     from tasks.dataset.quality.verdict import kept_findings, lines_of
 
@@ -160,6 +161,7 @@ def _show_build(
     entries = quarantine.read_quarantine(quarantine.home(version) / quarantine.NAME)
     left_out = quarantine.of_version(version, entries)
     findings = kept_findings(settings, version)
+    unscored = read_build_info(version).unscored
     is_ok = not any(finding.severity == "error" for finding in findings)
     if as_json:
         print_result(
@@ -170,6 +172,7 @@ def _show_build(
             path=str(version),
             **manifest.model_dump(mode="json", include=ACCOUNT),
             left_out=quarantine.by_split(left_out),
+            unscored=unscored,
             **{name: getattr(built, name) for name in CHANGED if built is not None},
             removed=list(removed),
             seconds=round(seconds, 2),
@@ -181,13 +184,25 @@ def _show_build(
     lines = list(_built_lines(settings, version, manifest, built, notice))
     if is_ok and settings.train is not None and "train" in manifest.splits:
         lines.append(f"  next     {again}")
-    say("\n".join([*lines, *lines_of(findings)]))
+    lines += lines_of(findings)
+    if unscored:
+        lines.append(_unscored_line(settings, unscored))
+    say("\n".join(lines))
     return 0 if is_ok else 1
 
 
 def _run_again(config: Path, changes: list[str] | None) -> str:
     """Return the command that trains on the dataset of a config, with the same changes."""
     return with_config("tarmac run CONFIG", config, changes)
+
+
+def _unscored_line(settings: Config, unscored: int) -> str:
+    from tasks.dataset.modalities import MODALITIES
+
+    dataset = settings.dataset
+    names = " or ".join(name for name in dataset.filter if name in MODALITIES[dataset.modality].scores)
+    stay = f"{counted(unscored, 'sample')} without {names} {'stays' if unscored == 1 else 'stay'}"
+    return f"! {stay}: tarmac score CONFIG scores what lacks it, then build again"
 
 
 def _built_lines(

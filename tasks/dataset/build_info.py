@@ -75,6 +75,8 @@ class BuildInfo(BaseModel):
     output: str
     changes: VersionChanges | None = None
     """None for a first version, and for one that an earlier Tarmac built."""
+    unscored: int = 0
+    """How many samples had no score that a rule of `filter` is about."""
     files: dict[FileName, FileSeal]
     digest: str
     """The BLAKE3 of all other fields, because nothing else seals this file."""

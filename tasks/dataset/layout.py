@@ -1,7 +1,7 @@
 """Where a dataset, its versions and their files lie, and which version a path stands for.
 
     DATASET/ current -> versions/9c41…    quarantine.jsonl  verified.jsonl  fresh.json  pins/  lengths/
-        quality/  looks/  lease.json  staging/ and progress.json (of a build)
+        quality/  looks/  scores/  lease.json  staging/ and progress.json (of a build)
         versions/9c41…/ README.md  manifest.json  build.json  shards.parquet  rejects.parquet  inputs.arrow
              index/train.npy  samples/train.parquet  train/000000.tar …  train/sizes.json
 
@@ -33,6 +33,8 @@ LOOKS = "looks"
 """The folder of a dataset with what its raw samples look like, where splits are grouped by content."""
 QUALITY = "quality"
 """The folder of a dataset with what was found of the samples of its versions; see `tasks.dataset.quality`."""
+SCORES = "scores"
+"""The folder of a dataset with what models say of its samples; see `tasks.dataset.scores`."""
 VERIFIED = "verified.jsonl"
 """The file of a dataset that records when its versions were verified."""
 FRESH = "fresh.json"

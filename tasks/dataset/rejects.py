@@ -35,6 +35,10 @@ Reason = Literal[
     "chat.turns", "chat.images", "chat.ratings",
 ]  # fmt: skip
 
+FILTERED, BY_SCORE = "filtered", "score"
+"""The reason of a sample that a rule leaves out in conversion, which is no reject; and the detail where that
+is a rule on a model's score."""
+
 TRANSIENT: Reason = "source.unreadable"
 """The reason of a file that this machine could not read: a disk, permissions, too many open files."""
 PASSING: frozenset[str] = frozenset({TRANSIENT, "source.unreachable"})

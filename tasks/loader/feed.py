@@ -222,6 +222,7 @@ class Feed:
         transform: Transform | None = None,
         most: int | None = None,
         after: tuple[int, int] = (0, 0),
+        parts: Sequence[range] | None = None,
     ) -> Batches:
         """Return every sample of a split once, in storage order and unaugmented; the last batch may be
         smaller.
@@ -230,14 +231,17 @@ class Feed:
         as many, in whole batches that are evenly spread. A metric over a split must not count a sample twice,
         so `on_bad: replace` leaves bad samples out here: batches get smaller, and more bad samples than the
         share `bad_budget` are an error. `transform` overrides that of the recipe. `after` is what an earlier
-        pass had `reached`: this one yields the batches that it did not.
+        pass had `reached`: this one yields the batches that it did not. `parts` are the positions of each
+        batch, where not all samples are wanted.
         """
         version = self.data.version
         samples = self._open(self.data, name)
         transform = transform or self.shapes.transform(is_train=False)
         source = LoaderSource(samples, Storage())
         dataset = PositionBatches([source], transform, None, self.loader.on_bad, self.shapes.collate)
-        parts = split_parts(len(samples), self.judged_at_once, most)[self.rank :: self.world_size]
+        if parts is None:
+            parts = split_parts(len(samples), self.judged_at_once, most)
+        parts = parts[self.rank :: self.world_size]
         left_out = most_left_out(self.loader.bad_budget, sum(map(len, parts)))
         where = f"{version}/{name}"
         budget = Budget(where, len(samples), left_out, f"see `tarmac verify {version}`", spent=after[1])

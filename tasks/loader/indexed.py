@@ -130,12 +130,13 @@ class IndexedReader:
     def thinned(self) -> dict[Path | RemoteShard, range]:
         """Return the shards that lost samples to `excluded`, with the numbers of the remaining samples."""
         shards = np.unique(self._index[self._excluded]["shard"]).tolist()
-        return {self._source(shard): self._numbers(shard) for shard in shards}
+        return {self._source(shard): self.numbers(shard) for shard in shards}
 
     def _source(self, shard: int) -> Path | RemoteShard:
         return self._foreign.remote[shard] if self._foreign and self._foreign.remote else self._path(shard)
 
-    def _numbers(self, shard: int) -> range:
+    def numbers(self, shard: int) -> range:
+        """Return the numbers of the samples in a shard, without those that are left out."""
         start, stop = self._first_row(shard), self._first_row(shard + 1)
         before, until = np.searchsorted(self._excluded, (start, stop)).tolist()
         return range(start - before, stop - until)

@@ -76,10 +76,12 @@ class Lack:
 
 
 def needs(config: Config) -> list[Need]:
-    """The needs of this config's training and teachers; UsageError for a wrong model block."""
+    """The needs of this config's training, teachers and scores; UsageError for a wrong model block."""
     found = list(check_recipe(config.train).needs) if config.train is not None else []
     for teacher in config.reinforce.teachers if config.reinforce is not None else ():
         found += open_clip_needs("reinforce.teachers", teacher.name, teacher.pretrained)
+    if config.score is not None:
+        found += open_clip_needs("score.model", config.score.model.name, config.score.model.pretrained)
     return list(dict.fromkeys(found))
 
 

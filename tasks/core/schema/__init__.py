@@ -19,6 +19,7 @@ from tasks.core.schema.dataset import Dataset, ImageRules, ShardRules, Splits, V
 from tasks.core.schema.engine import BuildEngine, Engines, EvaluateEngine, TrainEngine
 from tasks.core.schema.recipes import EXTERNAL, RECIPES
 from tasks.core.schema.reinforce import Reinforce
+from tasks.core.schema.score import Scoring
 from tasks.core.schema.source import (
     ChatSource,
     ImageFolderSource,
@@ -39,9 +40,9 @@ from tasks.core.schema.training import DataShare, Evaluate, Loader, TaskSpec, Tr
 __all__ = [
     "Block", "BuildEngine", "ChatSource", "Config", "DataShare", "Dataset", "Engines", "Evaluate",
     "EvaluateEngine", "ImageFolderSource", "ImageRules", "Join", "Labels", "Loader", "Metadata",
-    "NiftiSource", "NpzSource", "Reinforce", "ReportTable", "Schedule", "ShardRules", "ShardsSource",
-    "Source", "Splits", "TableSource", "TaskSpec", "Track", "Train", "TrainEngine", "VolumeRules",
-    "VolumeSource",
+    "NiftiSource", "NpzSource", "Reinforce", "ReportTable", "Schedule", "Scoring", "ShardRules",
+    "ShardsSource", "Source", "Splits", "TableSource", "TaskSpec", "Track", "Train", "TrainEngine",
+    "VolumeRules", "VolumeSource",
 ]
 # fmt: on
 
@@ -82,6 +83,7 @@ class Config(Block):
     dataset: Dataset
     """The raw data, and the dataset that is built from them."""
     reinforce: Reinforce | None = None
+    score: Scoring | None = None
     loader: Loader = Loader()
     train: Train | None = None
     evaluate: Evaluate | None = None

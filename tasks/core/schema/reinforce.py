@@ -7,16 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from tasks.core.schema.block import Block, Folder
-
-
-class TeachingModel(Block):
-    """A CLIP teacher model whose embeddings are written into shards."""
-
-    name: str
-    """`tarmac/digits`, or one of open_clip's models such as `ViT-L-14`."""
-    pretrained: str
-    """A pretrained tag of open_clip for this model, or a file of weights, such as a run's
-    `checkpoints/best/model.safetensors`."""
+from tasks.core.schema.score import ClipWeights
 
 
 class Reinforce(Block):
@@ -25,7 +16,7 @@ class Reinforce(Block):
 
     dataset: Folder
     """The folder of a built dataset of modality image_text."""
-    teachers: Annotated[list[TeachingModel], Field(min_length=1)]
+    teachers: Annotated[list[ClipWeights], Field(min_length=1)]
     """The teachers. Their embeddings are concatenated in this order; `train.model.teachers` lists their
     widths."""
     captions: Folder

@@ -38,6 +38,7 @@ from tasks.dataset.building.fingerprint import CONVERTER, another_converter, pac
 from tasks.dataset.building.freshness import is_up_to_date, sweep_surveys, unchanged
 from tasks.dataset.building.listing import SourceListing
 from tasks.dataset.building.result import BuildResult
+from tasks.dataset.building.score_rules import ScoreRules
 from tasks.dataset.building.staging import (
     converted_shards,
     known_shards,
@@ -165,7 +166,8 @@ class _Build:
         listing.read()
         catalogue.forget_conversions()
         sweep(self.staging, lambda shard: not self.rehash and catalogue.ordinal(shard) is not None)
-        draft = self._convert(catalogue)
+        rules = ScoreRules(self.config, listing.scored)
+        draft = self._convert(catalogue, rules)
         changed = changes.since(before, catalogue, dataset, draft.folder / INPUTS)
         if not self.accept_loss:
             changed.check(before, dataset.private)
@@ -174,6 +176,7 @@ class _Build:
         manifest = assemble.describe(draft, self.config, filtered, catalogue.rejects(), listing.passed_over)
         facts = build_facts(self.config, inputs, catalogue.fact("unread"), filtered, listing.passed_over)
         facts["containers"] = listing.container_stamps
+        facts["unscored"] = rules.count_unscored(draft.folder / INPUTS)
         facts["changes"] = _recorded_changes(before, manifest, changed)
         version = assemble.install(draft, manifest, facts, dataset.output)
         self._clear()
@@ -183,16 +186,19 @@ class _Build:
         self.listing.close()
         remove_staging(self.staging)
 
-    def _convert(self, catalogue: Catalogue) -> assemble.Draft:
+    def _convert(self, catalogue: Catalogue, rules: ScoreRules) -> assemble.Draft:
         """Convert what no version holds into `staging`, draft the version, and note all rejects in the
         catalogue.
 
         DataError once the rejects are certain to exceed the budget, or if no sample is left.
         """
         config, staging = self.config, self.staging
-        known = known_shards(config.dataset.output, catalogue)
+        decisions = rules.decide()
+        known = known_shards(config.dataset.output, catalogue, decisions)
         tally = counted(config, catalogue)
-        everything = convert_all(config, catalogue, known, tally, self.progress, rehash=self.rehash)
+        everything = convert_all(
+            config, catalogue, known, tally, self.progress, rehash=self.rehash, decisions=decisions
+        )
         shards = converted_shards(catalogue, known, staging, everything)
         try:
             with closing(everything), closing(shards):

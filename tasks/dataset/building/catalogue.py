@@ -24,7 +24,7 @@ from tasks.core.schema.dataset import ShardRules
 from tasks.core.stores import ObjectStat
 from tasks.dataset.building.shard_plan import PlannedShard, plan_shards
 from tasks.dataset.keys import HASH_BITS
-from tasks.dataset.rejects import Reason, printable
+from tasks.dataset.rejects import FILTERED, Reason, printable
 from tasks.dataset.sources import Container
 
 NAME = "catalogue.sqlite"
@@ -91,8 +91,6 @@ class RejectedSample:
         return cls(entry.number, entry.key, entry.original_key, reason, detail, entry.place, entry.file)
 
 
-FILTERED = "filtered"
-"""The reason of a sample that a rule on its statistics leaves out in conversion; it is no reject."""
 _COLUMNS = """number INTEGER, key TEXT, split TEXT, shard_hash INTEGER, weight INTEGER, size INTEGER,
     entry BLOB"""
 """`entry` is the whole ListedSample by marshal: that takes half the time of a column per field, and accepts

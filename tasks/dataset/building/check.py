@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ MADE = (
     "versions/0/samples/train.parquet",
     "versions/0/train/sizes.json",
     "quarantine.jsonl",
+    "scores/model/0.parquet",
 )
 """An example of each kind of file in a dataset."""
 WORKED_IN = (STAGING, VERSIONS, "repair")
@@ -47,7 +48,8 @@ def check_sources(dataset: Dataset) -> list[Source]:
     for source in sources:
         columns = source.columns()
         for name in rules_on_fields(dataset):
-            known = [*columns, *MODALITIES[dataset.modality].statistics]
+            modality = MODALITIES[dataset.modality]
+            known = [*columns, *modality.statistics, *modality.scores]
             require("dataset.filter", name, known, "the source")
         for key, column in (("group_by", dataset.splits.group_column), ("from", dataset.splits.column)):
             if column is not None:
@@ -58,7 +60,17 @@ def check_sources(dataset: Dataset) -> list[Source]:
 def measured_rules(dataset: Dataset, sources: Sequence[Source]) -> dict[str, Any]:
     """Return the rules of `filter` on what the build measures of each sample: its statistics, as far as no
     source has a column of that name."""
-    names = dataset.filter.keys() & MODALITIES[dataset.modality].statistics.keys()
+    return _rules_on(MODALITIES[dataset.modality].statistics, dataset, sources)
+
+
+def scored_rules(dataset: Dataset, sources: Sequence[Source]) -> dict[str, Any]:
+    """Return the rules of `filter` on what models say of each sample, as far as no source has a column of
+    that name."""
+    return _rules_on(MODALITIES[dataset.modality].scores, dataset, sources)
+
+
+def _rules_on(known: Iterable[str], dataset: Dataset, sources: Sequence[Source]) -> dict[str, Any]:
+    names = dataset.filter.keys() & set(known)
     for source in sources if names else ():
         names -= set(source.columns())
     return {name: dataset.filter[name] for name in sorted(names)}

@@ -30,6 +30,7 @@ from tasks.dataset.building.catalogue import NAME, Catalogue, ListedSample
 from tasks.dataset.building.check import measured_rules
 from tasks.dataset.building.fingerprint import members_digest
 from tasks.dataset.building.kept import KeptSamples, shards_to_keep_from
+from tasks.dataset.building.score_rules import ScoreDecisions
 from tasks.dataset.building.shard_plan import PlannedShard
 from tasks.dataset.building.sidecar import (
     ConvertedSample,
@@ -75,9 +76,10 @@ class Conversion:
     """A worker's task: planned shards to convert in the folder `staging`, by the catalogue and the rules
     there.
 
-    `rules` is the digest of these rules. A `known` shard is converted only if the content of a raw sample has
-    changed. `kept` are shards with samples that need not be fetched again, `fetches` whether any sample is
-    fetched from an address, and `workers` how many workers the build has.
+    `rules` is the digest of these rules, and `decisions` the file of what the rules on scores leave out. A
+    `known` shard is converted only if the content of a raw sample has changed. `kept` are shards with samples
+    that need not be fetched again, `fetches` whether any sample is fetched from an address, and `workers` how
+    many workers the build has.
     """
 
     staging: Path
@@ -87,6 +89,7 @@ class Conversion:
     kept: Mapping[int, Sequence[KnownShard]] = field(default_factory=dict)
     fetches: bool = False
     workers: int = 1
+    decisions: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +111,18 @@ def convert_all(
     progress: Progress,
     *,
     rehash: bool = False,
+    decisions: ScoreDecisions | None = None,
 ) -> Generator[int, None, None]:
     """Convert the planned shards that are not `known` into the catalogue's folder, and yield the ordinal of
     every planned shard as soon as it is done. BudgetExceeded as soon as the rejects are certain to exceed the
     budget.
 
     With `rehash` the known shards are compared with their source. Those that differ are converted and removed
-    from `known`.
+    from `known`. `decisions` are those of the rules on scores.
     """
     staging = catalogue.path.parent
     rules = write_rules(staging, config.dataset)
+    decided = None if decisions is None else decisions.write(staging)
 
     def report(text: str) -> None:
         progress(tally.done, tally.total, f"{NOTE}; {text}")
@@ -135,7 +140,7 @@ def convert_all(
     kept = {} if rehash else shards_to_keep_from(config.dataset, catalogue, known)
     workers = workers_of(config)
     tasks = (
-        Conversion(staging, rules, group, _of(group, known), _of(group, kept), fetches, workers)
+        Conversion(staging, rules, group, _of(group, known), _of(group, kept), fetches, workers, decided)
         for group in _groups(config, catalogue, ordinals, fetches)
     )
     for converted in map_groups(convert, tasks, config.engine, folder=staging / JOBS, say=report):
@@ -197,11 +202,12 @@ def convert(task: Conversion) -> list[Converted]:
         ThreadPoolExecutor(1) as thread,
         _announced(task, catalogue, sidecars),
     ):
+        decisions = ScoreDecisions.load(task.decisions)
         for planned in map(catalogue.shard, task.ordinals):
             table: Any = staged(task.staging, planned.digest)
             is_known = False
-            if table is None or holds_transient(table):
-                work = converter(task.staging, task.rules, task.workers)
+            if table is None or holds_transient(table) or not decisions.agree_with(table):
+                work = converter(task.staging, task.rules, task.workers, task.decisions)
                 entries = catalogue.entries(planned.start, planned.stop)
                 known = task.known.get(planned.ordinal)
                 if known is not None and work.is_unchanged(entries, sidecars[known]):
@@ -244,7 +250,7 @@ def _announced(task: Conversion, catalogue: Catalogue, sidecars: KnownSidecars) 
 def _kept(task: Conversion, planned: PlannedShard, table: Any | None, sidecars: KnownSidecars) -> KeptSamples:
     """Return the samples of a shard that need not be fetched again: from versions, and from the staged
     shard with this sidecar, which an earlier build has left."""
-    work = converter(task.staging, task.rules, task.workers)
+    work = converter(task.staging, task.rules, task.workers, task.decisions)
     found: list[tuple[Any, Path | None]] = []
     if task.fetches:
         known = task.known.get(planned.ordinal)
@@ -252,7 +258,7 @@ def _kept(task: Conversion, planned: PlannedShard, table: Any | None, sidecars: 
         found = [(sidecars[one], None if one.tar is None else one.version / one.tar) for one in shards]
         if table is not None:
             found.append((table, tar_path(task.staging, planned.digest)))
-    return KeptSamples(work.dataset.modality, found, work.rules)
+    return KeptSamples(work.dataset.modality, found, work.rules, work.decisions)
 
 
 @dataclass(frozen=True)
@@ -266,6 +272,8 @@ class Converter:
     rules: Mapping[str, Any]
     """The rules on statistics."""
     workers: int
+    decisions: ScoreDecisions
+    """What the rules on scores leave out."""
 
     @cached_property
     def fetcher(self) -> AddressFetcher:
@@ -315,6 +323,8 @@ class Converter:
         try:
             raw = self.raw(entry)
             content = content_digest(entry, raw)
+            if self.decisions.fails_one(content):
+                return ConvertedSample(entry, None, content, {}, None, is_filtered=True, by_score=True)
             taken = self.modality.take(raw, self.dataset)
             if not filters.passes(self.rules, taken.statistics):
                 return ConvertedSample(entry, None, content, taken.statistics, None, is_filtered=True)
@@ -335,16 +345,17 @@ class Converter:
 
 
 @lru_cache(maxsize=1)
-def converter(staging: Path, rules: str, workers: int = 1) -> Converter:
-    """Return the converter by the rules in `staging`. TarmacError if these have another digest, because a
-    shared file system may show another machine the old file for some seconds."""
+def converter(staging: Path, rules: str, workers: int = 1, decisions: Path | None = None) -> Converter:
+    """Return the converter by the rules in `staging` and the file of decisions. TarmacError if the rules have
+    another digest, because a shared file system may show another machine the old file for some seconds."""
     content = (staging / RULES).read_bytes()
     if digest(content.decode()) != rules:
         raise TarmacError(f"{staging / RULES} is not up to date on this machine yet; build again")
     dataset = Dataset.model_validate_json(content)
     sources = open_sources(dataset)
     modality, measured = MODALITIES[dataset.modality], measured_rules(dataset, sources)
-    return Converter(dataset, sources, modality, staging, measured, workers)
+    decided = ScoreDecisions.load(decisions)
+    return Converter(dataset, sources, modality, staging, measured, workers, decided)
 
 
 def content_digest(entry: ListedSample, raw: Members) -> bytes:

@@ -176,6 +176,11 @@ class Fingerprint:
         for container in containers:
             self._add(source, container.name, container.stat)
 
+    def add_scores(self, digest: str) -> None:
+        """Add the digest of the scores that rules are about; "" where no rule is."""
+        if digest:
+            self._add(digest)
+
     def add_passed_over(self, kinds: Mapping[str, int]) -> None:
         """Add the counts of files that hold no samples, which the manifest shows."""
         if kinds:

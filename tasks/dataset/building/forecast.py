@@ -30,6 +30,7 @@ from tasks.dataset.building.convert import Converter, converter
 from tasks.dataset.building.fingerprint import another_converter, config_digest
 from tasks.dataset.building.freshness import is_for_the_same, unchanged
 from tasks.dataset.building.listing import SourceListing
+from tasks.dataset.building.score_rules import ScoreRules
 from tasks.dataset.building.shard_plan import PlannedShard
 from tasks.dataset.building.sidecar import counted_reasons
 from tasks.dataset.building.spill import FOLDER, read_spilled
@@ -165,11 +166,12 @@ def forecast(config: Config, progress: Progress = no_progress) -> Forecast:
                 reading = _reading(config, before, listing, read_before, progress)
                 return replace(found, why=why, reading=reading, doubts=doubts)
             with closing(kept):
-                work = _work(config, before, kept)
+                work = _work(config, before, kept, ScoreRules(config, listing.scored))
         else:
             listing.read(forecasts=True)
-            work = _work(config, before, listing.catalogue)
-    changed = "samples have changed, come or gone" if work.to_convert else "samples have gone"
+            work = _work(config, before, listing.catalogue, ScoreRules(config, listing.scored))
+        what = "samples or their scores" if listing.scored else "samples"
+    changed = f"{what} have changed, come or gone" if work.to_convert else "samples have gone"
     return replace(found, why=_why(config, before, inputs, changed), work=work)
 
 
@@ -191,10 +193,11 @@ def _why(config: Config, before: Path | None, inputs: str, changed: str) -> str:
     return "the current version is damaged, or a sample could not be read for it" if is_same else changed
 
 
-def _work(config: Config, before: Path | None, catalogue: Catalogue) -> ConversionWork:
+def _work(config: Config, before: Path | None, catalogue: Catalogue, scores: ScoreRules) -> ConversionWork:
     """Count what is planned, and try a few of the samples that are to be converted."""
     dataset, folder = config.dataset, catalogue.path.parent
-    known = known_shards(dataset.output, catalogue)
+    decisions = scores.decide()
+    known = known_shards(dataset.output, catalogue, decisions)
     tally = counted(config, catalogue)
     for ordinal, shard in known.items():
         tally.add(ordinal, shard.samples, shard.rejects)
@@ -209,7 +212,8 @@ def _work(config: Config, before: Path | None, catalogue: Catalogue) -> Conversi
             tally.add(planned.ordinal, planned.samples, counted_reasons(table))
             done += 1
     to_convert = sum(shard.samples for shard in missing)
-    trial = _try(catalogue, converter(folder, write_rules(folder, dataset)), spread(missing, TRIED))
+    work = converter(folder, write_rules(folder, dataset), decisions=decisions.write(folder))
+    trial = _try(catalogue, work, spread(missing, TRIED))
     share = to_convert / max(trial.tried, 1)
     return ConversionWork(
         listed=catalogue.read,

@@ -21,12 +21,13 @@ import pyarrow as pa
 from tasks.core.schema import Dataset
 from tasks.dataset import filters, layout
 from tasks.dataset.build_info import may_be_used
-from tasks.dataset.building.catalogue import FILTERED, Catalogue, ListedSample
+from tasks.dataset.building.catalogue import Catalogue, ListedSample
 from tasks.dataset.building.fingerprint import is_converted_alike
+from tasks.dataset.building.score_rules import ScoreDecisions
 from tasks.dataset.building.sidecar import ConvertedSample, first, statistics_schema
 from tasks.dataset.building.staging import KnownShard
 from tasks.dataset.layout import INPUTS
-from tasks.dataset.rejects import PASSING, Reject, printable
+from tasks.dataset.rejects import BY_SCORE, FILTERED, PASSING, Reject, printable
 from tasks.dataset.sources.protocol import is_by_row
 from tasks.dataset.tables import ArrowBatches
 from tasks.dataset.tar.writer import ShardWriter
@@ -60,21 +61,24 @@ def shards_to_keep_from(
 
 class KeptSamples:
     """Rows of sidecars, with the tars that hold their spans, by the samples that they are about. `rules` are
-    today's rules on statistics, which the rows record also of samples that were left out."""
+    today's rules on statistics, which the rows record also of samples that these left out, and `decisions`
+    what the rules on scores leave out."""
 
     def __init__(
         self,
         modality: str,
         sidecars: Iterable[tuple[Any, Path | None]] = (),
         rules: Mapping[str, Any] = NO_RULES,
+        decisions: ScoreDecisions | None = None,
     ) -> None:
         self._rules = rules
+        self._decisions = decisions or ScoreDecisions.load(None)
         self._statistics = list(statistics_schema(modality))
         self._rows: dict[str, tuple[dict[str, Any], Path | None]] = {}
         self._files: dict[Path, BinaryIO] = {}
         for table, tar in sidecars:
             for row in table.to_pylist():
-                is_back = row["reason"] == FILTERED and filters.passes(rules, row)
+                is_back = row["reason"] == FILTERED and self._is_wanted(row)
                 if is_by_row(row["stamp"]) and row["reason"] not in PASSING and not is_back:
                     self._rows[row["key"]] = (row, tar)
 
@@ -86,14 +90,23 @@ class KeptSamples:
         """Append the sample's span to the tar, unless it is a reject; None where the span is damaged."""
         row, tar = self._rows[entry.key]
         statistics = {name: row[name] for name in self._statistics}
-        if row["reason"] == FILTERED or (row["reason"] is None and not filters.passes(self._rules, row)):
-            return ConvertedSample(entry, None, row["content"], statistics, None, is_filtered=True)
+        if row["reason"] in (None, FILTERED) and not self._is_wanted(row):
+            by_score = self._decisions.fails_one(row["content"])
+            return ConvertedSample(
+                entry, None, row["content"], statistics, None, is_filtered=True, by_score=by_score
+            )
         if row["reason"] is not None:
             return ConvertedSample(entry, None, row["content"], {}, Reject(row["reason"], row["detail"]))
         span = self._read(tar, row) if tar is not None else b""
         if len(span) != row["length"] or google_crc32c.value(span) != row["crc32c"]:
             return None
         return ConvertedSample(entry, writer.copy(span), row["content"], statistics, None, row["members"])
+
+    def _is_wanted(self, row: Mapping[str, Any]) -> bool:
+        """Whether today's rules take the sample. One that was left out by its score was not measured then."""
+        if self._decisions.fails_one(row["content"]):
+            return False
+        return row["detail"] == BY_SCORE or filters.passes(self._rules, row)
 
     def _read(self, tar: Path, row: Mapping[str, Any]) -> bytes:
         try:

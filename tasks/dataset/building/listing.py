@@ -34,7 +34,7 @@ from tasks.dataset.building.catalogue import (
     ListedSample,
     RejectedSample,
 )
-from tasks.dataset.building.check import check_sources, measured_rules
+from tasks.dataset.building.check import check_sources, measured_rules, scored_rules
 from tasks.dataset.building.fingerprint import Fingerprint, members_digest, rules_digest, source_digests
 from tasks.dataset.building.spill import FOLDER, Spill, is_whole
 from tasks.dataset.keys import key_of, shard_hash
@@ -82,8 +82,10 @@ class SourceListing:
         self._config = config
         self._dataset = config.dataset
         self._sources = check_sources(config.dataset)
-        measured = measured_rules(config.dataset, self._sources)
-        self._filter = {name: rule for name, rule in config.dataset.filter.items() if name not in measured}
+        self.scored = scored_rules(config.dataset, self._sources)
+        """The rules on scores, which the conversion applies."""
+        later = {*measured_rules(config.dataset, self._sources), *self.scored}
+        self._filter = {name: rule for name, rule in config.dataset.filter.items() if name not in later}
         self._folder = folder
         self._progress = progress
         self._wanted = wanted
@@ -91,6 +93,12 @@ class SourceListing:
         self._containers = containers
         self._listed = 0
         self._origins = source_digests(config.dataset, self._sources)
+        self._scores = ""
+        if self.scored and wanted is None:  # a repair makes again what was not left out
+            from tasks.dataset.building.score_rules import digest_of_scores, require_score_block
+
+            require_score_block(config, self.scored)
+            self._scores = digest_of_scores(config)
         self._rules = "".join([digest(SCHEMA), Fingerprint(config).hexdigest(), *self._origins])
         self._is_kept = all(source.is_sequential for source in self._sources)
         self.catalogue: Catalogue
@@ -151,6 +159,7 @@ class SourceListing:
                 self._require_some(index, bool(containers[index]))
         self.catalogue = self._opened(containers, anew)
         running = Fingerprint(self._config)
+        running.add_scores(self._scores)
         with self.catalogue.transaction():
             for index, source in enumerate(self._sources):
                 if source.is_sequential:

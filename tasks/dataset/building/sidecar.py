@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from tasks.dataset.building.catalogue import FILTERED, ListedSample
+from tasks.dataset.building.catalogue import ListedSample
 from tasks.dataset.formats.measures import FINE_BYTES, SPECTRUM_BYTES
 from tasks.dataset.modalities import MODALITIES
 from tasks.dataset.modalities.base import Statistic, Statistics
-from tasks.dataset.rejects import PASSING, Reject, printable
+from tasks.dataset.rejects import BY_SCORE, FILTERED, PASSING, Reject, printable
 from tasks.dataset.tar.writer import Span
 
 SHARD_COLUMNS: Mapping[str, Any] = {
@@ -68,6 +68,8 @@ class ConvertedSample(NamedTuple):
     reject: Reject | None
     members: str | None = None
     is_filtered: bool = False
+    by_score: bool = False
+    """Whether a rule on a model's score left it out."""
 
 
 def statistics_schema(modality: str) -> dict[str, Any]:
@@ -94,12 +96,12 @@ def sidecar(
             *(
                 (reject.reason, printable(reject.detail))
                 if reject
-                else (FILTERED if is_filtered else None, None)
+                else (FILTERED if is_filtered else None, BY_SCORE if by_score else None)
             ),
             *(content, *(span or (None, None, None)), members),
             *(statistics.get(name) for name in names),
         )
-        for entry, span, content, statistics, reject, members, is_filtered in outcomes
+        for entry, span, content, statistics, reject, members, is_filtered, by_score in outcomes
     )
     columns = schema(modality)
     return pa.table(dict(zip(columns.names, zip(*rows, strict=True), strict=True)), columns)

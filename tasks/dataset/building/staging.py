@@ -26,6 +26,7 @@ from tasks.dataset import layout, versions
 from tasks.dataset.build_info import may_be_used
 from tasks.dataset.building.assemble import DraftShard
 from tasks.dataset.building.catalogue import Catalogue, ListedSample, RejectedSample
+from tasks.dataset.building.score_rules import ScoreDecisions
 from tasks.dataset.building.shard_plan import PlannedShard
 from tasks.dataset.building.sidecar import counted_reasons, first, holds_transient
 from tasks.dataset.layout import INPUTS
@@ -40,7 +41,7 @@ JOBS = "jobs"
 """The subfolder for logs of jobs on other machines."""
 OUR_KEYS = {"modality", "shard", "splits"}
 """Keys in the rules of every folder that a build has made."""
-LOOKED_AT = ("planned", "tar", "bytes", "reason")
+LOOKED_AT = ("planned", "tar", "bytes", "reason", "detail", "content")
 """The columns of a version's sidecars that show whether a shard can be reused."""
 
 
@@ -228,8 +229,8 @@ class KnownShard:
     rejects: Mapping[str, int]
 
 
-def known_shards(dataset: Path, catalogue: Catalogue) -> dict[int, KnownShard]:
-    """Return the planned shards, by ordinal, that versions on disk hold already.
+def known_shards(dataset: Path, catalogue: Catalogue, decisions: ScoreDecisions) -> dict[int, KnownShard]:
+    """Return the planned shards, by ordinal, that versions on disk hold already, made by these decisions.
 
     A tar that is missing or has the wrong size in any version is converted again even if another version has
     it: versions share their files, so that one may be damaged too. A shard with a sample that could not be
@@ -248,7 +249,7 @@ def known_shards(dataset: Path, catalogue: Catalogue) -> dict[int, KnownShard]:
         with suppress(OSError, pa.ArrowException, ValueError):  # verify reports damage
             for number, table in enumerate(ArrowBatches(version / INPUTS, LOOKED_AT)):
                 ordinal = catalogue.ordinal(first(table, "planned"))
-                if ordinal is None or holds_transient(table):
+                if ordinal is None or holds_transient(table) or not decisions.agree_with(table):
                     continue
                 tar = first(table, "tar")
                 if tar is None or _file_size(version / tar) == first(table, "bytes"):

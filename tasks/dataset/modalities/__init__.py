@@ -23,7 +23,8 @@ MODALITIES: Mapping[str, Modality] = {
 
 
 def rules_on_fields(dataset: Dataset) -> dict[str, Any]:
-    """Return the rules of `filter` that only a source's fields can meet, because no statistic of the modality
-    has their name."""
-    measured = MODALITIES[dataset.modality].statistics
+    """Return the rules of `filter` that only a source's fields can meet, because neither a statistic nor a
+    score of the modality has their name."""
+    modality = MODALITIES[dataset.modality]
+    measured = {*modality.statistics, *modality.scores}
     return {name: rule for name, rule in dataset.filter.items() if name not in measured}

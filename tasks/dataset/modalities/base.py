@@ -28,6 +28,9 @@ Required = tuple[tuple[str, ...], ...]
 """Sets of members; a sample must have one member of each set."""
 
 
+CLIP_SCORES = ("clip_score", "aesthetic_score", "duplicate_similarity")
+"""What a CLIP model may say of a picture with its caption."""
+
 Statistics = Mapping[str, float | bytes | str | None]
 """Values by the names of a modality's statistics; None for what was not measured."""
 
@@ -55,7 +58,8 @@ class Modality:
     `take` checks raw members and returns what is stored, or raises Reject. `judge` decodes stored members and
     returns their faults; `unjudged` names the members that it cannot judge on this machine because a package
     is missing. `statistics` are the columns of `samples/` that `take` fills, with their kinds. `undecodable`
-    is the reason of a reject that no rule foresaw. `check` raises UsageError for a config that the modality
+    is the reason of a reject that no rule foresaw. `scores` are the names of what models may say of a sample
+    once it is built (`tasks.dataset.scores`). `check` raises UsageError for a config that the modality
     cannot follow.
     """
 
@@ -64,6 +68,7 @@ class Modality:
     required: Required
     statistics: Mapping[str, Statistic]
     undecodable: Reason
+    scores: tuple[str, ...] = ()
     check: Callable[[Dataset], None] = lambda dataset: None
     unjudged: Callable[[], tuple[str, ...]] = tuple
 

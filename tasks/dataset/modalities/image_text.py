@@ -15,7 +15,14 @@ from tasks.dataset.formats import images
 from tasks.dataset.formats.captions import telling_words, text_hash
 from tasks.dataset.formats.checks import is_blank, json_object, problem_of
 from tasks.dataset.formats.measures import measure
-from tasks.dataset.modalities.base import AcceptedSample, MemberFault, Modality, Statistic, Statistics
+from tasks.dataset.modalities.base import (
+    CLIP_SCORES,
+    AcceptedSample,
+    MemberFault,
+    Modality,
+    Statistic,
+    Statistics,
+)
 from tasks.dataset.rejects import Reject
 from tasks.dataset.tar.format import Members
 
@@ -110,4 +117,5 @@ IMAGE_TEXT = Modality(
     required=(images.MEMBERS, ("txt",)),
     statistics={**OF_IMAGE, **OF_CAPTION, "label": Statistic.WORD},
     undecodable="image.undecodable",
+    scores=CLIP_SCORES,
 )

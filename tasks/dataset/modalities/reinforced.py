@@ -234,6 +234,7 @@ REINFORCED = Modality(
         **dict.fromkeys(("augmentations", "synthetic_captions", "embedding_width"), Statistic.COUNT),
     },
     undecodable=UNSOUND,
+    scores=image_text.IMAGE_TEXT.scores,
     check=check_reinforced_rules,
     unjudged=unjudged,
 )

@@ -92,7 +92,9 @@ def examine(
         classes=_classes(columns),
         repeats=_repeats(columns),
     )
-    return _with_keys(version, found)
+    named = asdict(found)
+    name_examples(version, named)
+    return ASSESSMENT.validate_python(named)
 
 
 def _copies(columns: SampleColumns, looks: duplicates.Looks, modality: str) -> dict[str, Any]:
@@ -267,9 +269,8 @@ def _some_captions(version: Path, columns: SampleColumns) -> tuple[list[SampleRo
     return places, captions
 
 
-def _with_keys(version: Path, found: Assessment) -> Assessment:
-    """Return the assessment with the keys of all of its examples and where they came from."""
-    named = asdict(found)
+def name_examples(version: Path, named: Any) -> None:
+    """Add to all examples in a value, as JSON, their keys and where they came from."""
     wanted: dict[str, dict[int, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for example in _examples_in(named):
         wanted[example["split"]][example["row"]].append(example)
@@ -281,7 +282,6 @@ def _with_keys(version: Path, found: Assessment) -> Assessment:
                     example["key"] = piece.column(0)[row - start].as_py()
                     example["source"] = piece.column(1)[row - start].as_py() or ""
             start += piece.num_rows
-    return ASSESSMENT.validate_python(named)
 
 
 def _examples_in(value: Any) -> Iterator[dict[str, Any]]:

@@ -24,6 +24,7 @@ from tasks.dataset.quality.assessment import (
     false_negatives,
     kept_assessment,
 )
+from tasks.dataset.quality.scored import judge_scores, kept_scores
 
 NOTABLE = 0.01
 """The share of the samples from which pictures or captions of a kind are named."""
@@ -43,9 +44,12 @@ NAMED = 3
 
 
 def kept_findings(config: Config, version: Path) -> list[Finding]:
-    """Return the findings by the kept assessment of a version; none if there is none."""
-    found = kept_assessment(version)
-    return [] if found is None else judge_by(config, found)
+    """Return the findings by what is kept of a version: its assessment, and what a model has said of it."""
+    found, scores = kept_assessment(version), kept_scores(version)
+    return [
+        *([] if found is None else judge_by(config, found)),
+        *([] if scores is None else judge_scores(scores, is_private=config.dataset.private)),
+    ]
 
 
 def judge_by(config: Config, found: Assessment) -> list[Finding]:

@@ -66,8 +66,10 @@ parsed or fitted."""
 class ClipRecipe(Recipe):
     """CLIP models of open_clip, trained the way open_clip's trainer does."""
 
-    def __init__(self, options: ClipOptions) -> None:
+    def __init__(self, options: ClipOptions, key: str = "train.model") -> None:
+        """`key` is the config's block that the errors name."""
         self.options, self.name, self.pretrained = options, options.title, options.pretrained
+        self._key = key
         self.collate: Collate = stack
         if options.config is not None:  # open_clip's public function takes a file
             open_clip.factory._MODEL_CONFIGS[options.registered] = deepcopy(options.config)
@@ -75,7 +77,7 @@ class ClipRecipe(Recipe):
     def build_model(self, *, pretrained: bool = True) -> nn.Module:
         weights = self.pretrained if pretrained else None
         if weights is not None:
-            need = weights_need("train.model.pretrained", self.options.registered, weights)
+            need = weights_need(f"{self._key}.pretrained", self.options.registered, weights)
             if isinstance(need, PathNeed) and not os.path.isfile(weights):
                 raise UsageError(f"{need.problem}; {need.fix}")
         described = open_clip.get_model_config(self.options.registered)
@@ -95,9 +97,9 @@ class ClipRecipe(Recipe):
             if weights is None and self.options.config is None:
                 raise
             if weights is None:
-                raise UsageError(f"train.model.config: open_clip cannot build this model: {error}") from error
+                raise UsageError(f"{self._key}.config: open_clip cannot build this model: {error}") from error
             raise DataError(
-                f"train.model.pretrained: {weights} does not load into {self.name}: {error}"
+                f"{self._key}.pretrained: {weights} does not load into {self.name}: {error}"
             ) from error
         return model
 
@@ -129,7 +131,7 @@ class ClipRecipe(Recipe):
         except (OSError, ValueError) as error:  # transformers finds it neither here nor on the hub
             problem = first_line(error)
             raise DataError(
-                f"train.model: the tokenizer of {self.name} cannot be loaded: {problem}"
+                f"{self._key}: the tokenizer of {self.name} cannot be loaded: {problem}"
             ) from error
         return found
 

@@ -28,15 +28,14 @@ from uuid import uuid4
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import blake3_file, digest, disk_full_as_error, fsync_path
 from tasks.core.lock import Lease
 from tasks.core.patterns import pattern_start
 from tasks.core.schema import Config, ShardsSource
-from tasks.core.schema.reinforce import Reinforce, TeachingModel
+from tasks.core.schema.reinforce import Reinforce
+from tasks.core.schema.score import ClipWeights
 from tasks.core.screen import Progress
 from tasks.dataset.layout import resolve
 from tasks.dataset.manifest import read_manifest
@@ -44,9 +43,7 @@ from tasks.dataset.tables import ShardRecord, read_shards
 from tasks.dataset.tar.writer import ShardWriter
 from tasks.loader.decoders import decode_text, picture_name
 from tasks.loader.indexed import IndexedReader
-from tasks.models.clip.clip import ClipRecipe
-from tasks.models.clip.clip_options import ClipOptions
-from tasks.models.clip.pictures import normalised
+from tasks.models.clip.loaded import LoadedClip, Rows
 from tasks.models.reinforced.reinforcement import replay, stored_picture
 
 LEASE = "lease.json"
@@ -60,7 +57,6 @@ AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 TRIES = 10
 TRANSLATED = 150 / 331
 """The farthest that RandAugment moves an image, as a share of its side."""
-Rows = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -73,40 +69,19 @@ class Reinforced:
     widths: tuple[int, ...]
 
 
-class Teacher:
-    """A model in eval mode, on a GPU where there is one."""
+class Teacher(LoadedClip):
+    """A model that embeds augmented views and texts."""
 
-    def __init__(self, given: TeachingModel) -> None:
-        try:
-            recipe = ClipRecipe(ClipOptions(name=given.name, pretrained=given.pretrained))
-            model = recipe.build_model()
-        except ValidationError as error:
-            wrong = error.errors(include_url=False)[0]["ctx"]["error"]
-            raise UsageError(f"reinforce.teachers: {given.name}: {wrong}") from None
-        except UsageError as error:
-            raise UsageError(f"reinforce.teachers: {given.name}: {error}") from None
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        model = model.to(self._device).eval()
-        self._task, self._settings = recipe.task(model), recipe.preprocessing
-        size = self._settings.size
+    def __init__(self, given: ClipWeights) -> None:
+        super().__init__(given, "reinforce.teachers")
+        size = self.preprocessing.size
         self.size = (size, size) if isinstance(size, int) else tuple(size)
         self.width = self.of_texts(["a"]).shape[1]
 
-    def of_images(self, views: Sequence[tuple[Any, Sequence[Any]]]) -> Rows:
+    def of_views(self, views: Sequence[tuple[Any, Sequence[Any]]]) -> Rows:
         """Return [views, width] for pictures, each with the augmentation that is replayed on it."""
-        replayed = [np.array(replay(*view, self.size, self._settings.interpolation)) for view in views]
-        pixels = torch.from_numpy(np.stack(replayed)).to(self._device)
-        with torch.inference_mode():
-            model, crops = self._task.model, normalised(pixels, self._settings)
-            return _rows(model.encode_image(crops, normalize=True))
-
-    def of_texts(self, texts: Sequence[str]) -> Rows:
-        with torch.inference_mode():
-            return _rows(self._task.embed_texts(texts))
-
-
-def _rows(embeddings: torch.Tensor) -> Rows:
-    return embeddings.float().cpu().numpy()
+        replayed = [np.array(replay(*view, self.size, self.preprocessing.interpolation)) for view in views]
+        return self.of_images(torch.from_numpy(np.stack(replayed)))
 
 
 def reinforce(config: Config, progress: Progress) -> Reinforced:
@@ -208,7 +183,7 @@ def _samples(
             views += [(picture, augmentation) for augmentation in drawn[-1]]
             texts.append([decode_text(sample.members["txt"]), *captions[sample.key]])
         flat = [text for some in texts for text in some]
-        images = np.concatenate([teacher.of_images(views) for teacher in teachers], axis=1)
+        images = np.concatenate([teacher.of_views(views) for teacher in teachers], axis=1)
         words = np.concatenate([teacher.of_texts(flat) for teacher in teachers], axis=1)
         ends = np.cumsum([len(some) for some in texts])[:-1]
         parts = zip(batch, drawn, texts, np.split(images, len(batch)), np.split(words, ends), strict=True)
