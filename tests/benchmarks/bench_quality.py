@@ -55,7 +55,7 @@ import sys
 if sys.argv[2] == "without":
     from tasks.dataset.formats import images, measures
     from tasks.dataset.modalities import image_text
-    nothing = measures.PictureMeasures(None, None, None, 0.0, None, 0.0)
+    nothing = measures.PictureMeasures(None, None, None, 0.0, None, None)
     image_text.measure = lambda luma: nothing
     image_text.caption_statistics = lambda caption: {"caption_length": len(caption)}
     measures.factor = lambda width, height: 8

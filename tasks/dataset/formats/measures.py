@@ -52,9 +52,8 @@ class PictureMeasures(NamedTuple):
     frequencies as int8, relative to the largest; the correlation of two is nearly that of the pictures.
     `contrast` is the standard deviation of the luma (0 to 127): about 0 for a constant picture. `sharpness`
     is near 0.5 for a sharp photograph and for hard edges, 0.25 where there is no detail of the size of a
-    pixel, as in a blurred or enlarged one, and 1 for noise. `border` is the share of the area that
-    plain bars at the edges take. All but contrast and border are None for
-    a picture with a side shorter than HASHED.
+    pixel, as in a blurred or enlarged one, and 1 for noise. `border` is the share of the area that plain
+    bars at the edges take. All but the contrast are None for a picture with a side shorter than HASHED.
     """
 
     phash: int | None
@@ -62,7 +61,7 @@ class PictureMeasures(NamedTuple):
     spectrum: bytes | None
     contrast: float
     sharpness: float | None
-    border: float
+    border: float | None
 
 
 def factor(width: int, height: int) -> int:
@@ -84,7 +83,7 @@ def measure(luma: Image.Image) -> PictureMeasures:
     mean = float(small.sum()) / small.size
     contrast = math.sqrt(max(float(np.vdot(small, small)) / small.size - mean * mean, 0.0))
     if min(luma.size) < HASHED:
-        return PictureMeasures(None, None, None, contrast, None, _border(small))
+        return PictureMeasures(None, None, None, contrast, None, None)
     return PictureMeasures(*hashes_of(small), contrast, _sharpness(luma), _border(small))
 
 

@@ -21,6 +21,7 @@ from tasks.dataset.tables import DAMAGED, read_pieces
 
 NUMBERS = ("width", "height", "contrast", "sharpness", "border", "frames", "caption_length", "caption_words")
 WORDS = ("colour", "label")
+KNOWN = (*LOOKS, *NUMBERS, *WORDS)
 MOST_COMPARED = 20_000_000
 """More samples are not compared with each other, because what they look like takes too much memory."""
 
@@ -64,11 +65,11 @@ class SampleColumns:
 def read_columns(version: Path, splits: Mapping[str, int], progress: Progress = no_progress) -> SampleColumns:
     """Read what there is of the statistics; `splits` has the number of samples per split. DataError if a
     table cannot be read, or holds another number of samples."""
-    there = set.intersection(*(_columns_of(version / samples_name(split)) for split in splits))
+    there = set.intersection(*(_columns_of(version / samples_name(split)) for split in splits), {*KNOWN})
     total = sum(splits.values())
     numbers = {name: np.full(total, np.nan, np.float32) for name in NUMBERS if name in there}
     codes = {name: (np.full(total, -1, np.int32), dict[str, int]()) for name in WORDS if name in there}
-    wanted = sorted(there & {*LOOKS, *NUMBERS, *WORDS})
+    wanted = sorted(there)
 
     def pieces() -> Iterator[Any]:
         start = 0
