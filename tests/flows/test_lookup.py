@@ -196,6 +196,18 @@ def test_all_samples_of_a_file_are_traced(birds: Path, capsys: pytest.CaptureFix
     assert output_of(capsys, "trace", "birds/0002.png", "data/birds").count(", sample ") == 5
 
 
+def test_of_files_with_one_name_the_folder_decides(birds: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (birds / "birds" / "wild").mkdir()
+    (birds / "birds" / "wild" / "0001.png").write_bytes(raw.png(99))
+    raw.write_table(
+        birds / "birds", [*raw.pictures(birds / "birds", 4), ("wild/0001.png", "another picture", "x")]
+    )
+    published("birds.yaml")
+    for path, text in (("birds/wild/0001.png", "another picture"), ("birds/0001.png", "picture 1")):
+        [one] = json_of(capsys, "trace", path, "data/birds")["samples"]
+        assert one["caption"] == text
+
+
 def test_copies_are_found_in_all_splits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     samples, _ = planted.planted("near copies")
     first = next(one for one in samples if one.name == "copy0.jpg")
