@@ -40,7 +40,7 @@ NIGHTLY = "build/digits-clip"
 ONE_CLICK = "pipeline/digits-clip"
 STEPS = 40
 QUICK = {"steps": STEPS, "set": ["train.warmup=10", "train.checkpoint_every=20", "evaluate.every=20"]}
-STAGES = ("build", "verify", "publish", "tune", "train", "evaluate", "gather", "report")
+STAGES = ("build", "verify", "assess", "publish", "tune", "train", "evaluate", "gather", "report")
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

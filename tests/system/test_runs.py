@@ -397,8 +397,8 @@ def test_the_nightly_rebuild_completes(api: Api, worker: int, project: Path) -> 
     assert started.status_code == 201, started.text
     api.completed(started.json()["id"], 240)
     assert (project / "data/digits/current/manifest.json").exists()
-    names = {run["name"].rpartition("-")[0] for run in api.ended_tasks(started.json()["id"], 3)}
-    assert names == {"build", "verify", "publish"}
+    names = {run["name"].rpartition("-")[0] for run in api.ended_tasks(started.json()["id"], 4)}
+    assert names == {"build", "verify", "assess", "publish"}
 
 
 def test_the_forms_values_arrive(one_click: Watched, api: Api) -> None:
