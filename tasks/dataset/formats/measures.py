@@ -26,6 +26,8 @@ SPECTRUM_BYTES = COARSE**2 - 1
 """The lowest frequencies but the mean, a byte each."""
 CONSTANT = 1.5
 """Less contrast than this has a picture of one colour, even after JPEG; no other can be told from it."""
+FRAMED = 64
+"""A picture with a shorter side than this has no border, because drawings of that size reach their edges."""
 PROJECTED = 64
 """Of a volume, at least this many voxels along each side are looked at."""
 LAG = 4
@@ -53,7 +55,8 @@ class PictureMeasures(NamedTuple):
     `contrast` is the standard deviation of the luma (0 to 127): about 0 for a constant picture. `sharpness`
     is near 0.5 for a sharp photograph and for hard edges, 0.25 where there is no detail of the size of a
     pixel, as in a blurred or enlarged one, and 1 for noise. `border` is the share of the area that plain
-    bars at the edges take. All but the contrast are None for a picture with a side shorter than HASHED.
+    bars at the edges take. All but the contrast are None for a picture
+    with a side shorter than HASHED, and the border for one below FRAMED.
     """
 
     phash: int | None
@@ -84,7 +87,8 @@ def measure(luma: Image.Image) -> PictureMeasures:
     contrast = math.sqrt(max(float(np.vdot(small, small)) / small.size - mean * mean, 0.0))
     if min(luma.size) < HASHED:
         return PictureMeasures(None, None, None, contrast, None, None)
-    return PictureMeasures(*hashes_of(small), contrast, _sharpness(luma), _border(small))
+    border = _border(small) if min(luma.size) >= FRAMED else None
+    return PictureMeasures(*hashes_of(small), contrast, _sharpness(luma), border)
 
 
 def hashes_of(square: NDArray[np.float32]) -> tuple[int, bytes, bytes]:
