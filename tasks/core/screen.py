@@ -47,18 +47,30 @@ def no_progress(done: int, total: int, note: str) -> None:
 
 
 def console() -> Console:
-    """Return the console for messages, which prints plain text if standard error is not a terminal."""
+    """Return the console for messages, which prints plain text if standard error is not a terminal; that of
+    the bar that is shown, if any, so that lines come above it and not into it."""
+    return _of_bars[-1] if _of_bars else _new_console()
+
+
+def _new_console() -> Console:
     from rich.console import Console
 
     return Console(file=sys.stderr, highlight=False, soft_wrap=True)
 
 
+_of_bars: list[Console] = []
+
+
 @contextmanager
 def running(stage: str) -> Iterator[Progress]:
     """Show the progress of a stage while the block runs."""
-    screen = console()
+    screen = _new_console()
     with _clock.held(), _bar(screen, stage) if screen.is_terminal else _lines(screen, stage) as show:
-        yield show
+        _of_bars.append(screen)
+        try:
+            yield show
+        finally:
+            _of_bars.remove(screen)
 
 
 def finished(stage: str, summary: str, seconds: float, mark: str = "✓") -> None:

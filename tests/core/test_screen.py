@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 
 import pytest
@@ -36,3 +37,22 @@ def test_what_changes_is_printed_every_ten_seconds(
             now = float(second)
             show(second, 102, "steps")
     assert len(capsys.readouterr().err.splitlines()) == 10
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_line_that_is_printed_beside_a_bar_has_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    with screen.running("build") as show:
+        show(3, 3, "samples")
+        screen.finished("build", "3 read = 3 accepted", 1.0)
+        screen.warn("memory is short")
+    for mark in ("✓ build", "! memory is short"):
+        before = terminal.getvalue().partition(mark)[0]
+        assert before.endswith(("\n", "\x1b[2K", "\r")), before[-40:]
