@@ -35,6 +35,7 @@ from tasks.dataset.preview.samples import choose_rows
 from tasks.dataset.preview.tiles import SHOWN, Tile, legible, origins_of, read_tile, without_folder
 from tasks.dataset.quality.assessment import kept_assessment
 from tasks.dataset.quality.examine import examine, keep
+from tasks.dataset.quality.scored import kept_scores, score_chart
 from tasks.dataset.quality.verdict import judge
 from tasks.dataset.rejects import RejectGroup, count_groups, read_groups
 from tasks.dataset.sample_reader import SampleReader
@@ -166,8 +167,7 @@ def gather_page(
         with _noted(content, version, "No examples of rejects are shown"):
             content.groups = read_groups(version, manifest.rejects, bool(content.private))
         with _noted(content, version, "No distributions are shown"):
-            columns = numbers.read_columns(version, list(manifest.splits), manifest.modality, progress)
-            content.columns, content.charts = columns, numbers.column_charts(columns)
+            _add_numbers(content, manifest, version, progress)
         if manifest.accepted:
             with _noted(content, version, "What the samples are worth is not shown"):
                 _add_quality(content, manifest, version, count_tokens, progress)
@@ -236,6 +236,15 @@ def _add_quality(
     tab = content.quality = quality_of(found, findings, content.columns, is_private)
     if not is_private and manifest.modality in SHOWN:
         add_exhibits(tab, found, Exhibits(version, manifest.modality), progress)
+
+
+def _add_numbers(content: Content, manifest: Manifest, version: Path, progress: Progress) -> None:
+    content.columns = numbers.read_columns(version, list(manifest.splits), manifest.modality, progress)
+    content.charts = numbers.column_charts(content.columns)
+    scores = kept_scores(version)
+    chart = None if scores is None else score_chart(scores)
+    if chart is not None:
+        content.charts.append(chart)
 
 
 def _add_gallery(
