@@ -133,7 +133,8 @@ def of_project(named: Sequence[Path] = ()) -> Project:
         except UsageError as error:
             if named:
                 raise
-            left_out[str(path)] = str(error)
+            first, *mistakes = str(error).split("\n  ")  # a list has a line per config
+            left_out[str(path)] = f"{first}: {'; '.join(mistakes)}" if mistakes else first
     per_project = {
         "verify": "Checks a dataset, one of its versions, or anybody's WebDataset tars for damage.",
         "evaluate": "Completes the evaluations of a run that have no result yet.",
