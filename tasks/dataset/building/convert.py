@@ -232,7 +232,7 @@ def _announced(task: Conversion, catalogue: Catalogue, sidecars: KnownSidecars) 
     if not task.fetches:
         yield
         return
-    work = converter(task.staging, task.rules, task.workers)
+    work = converter(task.staging, task.rules, task.workers, task.decisions)
     try:
         for planned in map(catalogue.shard, task.ordinals):
             table = staged(task.staging, planned.digest)
