@@ -8,6 +8,7 @@ key: `dataset.source.table.image`. `python -m flows.config_keys` writes docs/con
 from __future__ import annotations
 
 import re
+import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -269,6 +270,8 @@ class _Walk:
             given = {recipe: found[key] for recipe, found in by_recipe.items() if found[key] is not None}
             if given:
                 return "by the recipe: " + ", ".join(f"{one} {_flow(value)}" for one, value in given.items())
+        if default == sys.executable:
+            return "the Python that runs Tarmac"
         shown = _flow(default)
         return shown if len(shown) <= LONGEST_DEFAULT else "those of its keys"
 
@@ -282,6 +285,8 @@ class _Walk:
         values = [value for one in (schema, *schema.get("anyOf", ())) for value in _values(one)]
         default = schema.get("default")
         chosen = next((value for value in values if value != default), default)
+        if chosen == sys.executable:
+            return ""
         is_shown = chosen is not None and chosen not in ({}, [], "") and not isinstance(default, dict)
         return f"{last}: {_flow(chosen)}" if is_shown else ""
 

@@ -62,5 +62,5 @@ def test_conversations_are_loaded_too(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_it_stands_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["look", "data/birds", "--load", "--full"]) == 2
-    why = "✗ --load: stands alone; leave out --rejects, --quick, --full, --out"
+    why = "✗ --load: stands alone; leave out --quick, --full and --out"
     assert why in capsys.readouterr().err

@@ -204,7 +204,7 @@ def test_a_plan_refuses_what_would_only_show_after_the_training(digits_dataset: 
     (tmp_path / "file").touch()
     config = make_config(digits_dataset, tmp_path, f"runs={tmp_path}/file")
     with pytest.raises(UsageError, match=r"runs: .*file is a file; give a folder"):
-        training_left(config, None)
+        training_left(config, None, 1797)
 
 
 def summary_of(left: TrainingLeft | None) -> tuple[str, bool]:
@@ -255,7 +255,7 @@ def test_a_plan_names_the_one_gpu_of_several(
     version = versions.resolve(digits_dataset).name
     for count, says in ((8, ", on one of 8 GPUs"), (1, ""), (0, "")):
         monkeypatch.setattr(gpus, "gpus_here", lambda count=count: count)
-        assert summary_of(training_left(config, None)) == (f"clip, after the build{says}", True)
+        assert summary_of(training_left(config, None, 1797)) == (f"clip, after the build{says}", True)
         new = training_left(config, version)
         assert new is not None and new.summary.startswith("a new run, digits-clip-")
         assert new.summary.endswith(says) and ("GPU" in new.summary) == (count > 1)
