@@ -219,7 +219,7 @@ def _is_private(version: Path) -> bool:
 def _why_unclear(
     key: str, version: Path, splits: Sequence[str], matches: NameMatches, is_private: bool
 ) -> str:
-    """Return why no one sample is meant, and names that may be, which are not told of private data."""
+    """Return why no one sample is meant, and names that may be, but none of private data."""
     from tasks.dataset.tables import read_origins
     from tasks.dataset.trace import nearest_names
     from tasks.dataset.verify.findings import plain
@@ -290,9 +290,9 @@ def _judgement_lines(one: TracedSample, said: RunJudgements) -> Iterator[str]:
         figures = ", ".join(f"{name} {value:g}" for name, value in judged.figures.items())
         item = f" {judged.item}" if judged.item else ""
         yield f"  {judged.task:<10} step {count(judged.step)}{item}: {word}  {figures}"
-        for told in judged.predictions[:NAMED]:
-            asked = f"{plain(told.question)} " if told.question else ""
-            yield f"             {asked}says {plain(told.predicted)!r}, is {plain(told.label)!r}"
+        for prediction in judged.predictions[:NAMED]:
+            asked = f"{plain(prediction.question)} " if prediction.question else ""
+            yield f"             {asked}says {plain(prediction.predicted)!r}, is {plain(prediction.label)!r}"
     if not said.judgements and said.elsewhere:
         yield f"  evaluated  by none of {counted(len(said.elsewhere), 'evaluation')}: it is in {one.split}"
     if said.unrecorded:

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 from tasks.loader.indexed import IndexedReader
 
 
-class Samples(Dataset):
+class ShardSamples(Dataset):
     def __init__(self, version, split):
         self.reader = IndexedReader(Path(version), split)
 
@@ -38,7 +38,7 @@ class Samples(Dataset):
 
 
 if __name__ == "__main__":
-    samples = Samples({version!r}, {split!r})
+    samples = ShardSamples({version!r}, {split!r})
     batches = DataLoader(samples, batch_size=8, shuffle=True, num_workers=2, collate_fn=list)
     print(len(samples), sorted(next(iter(batches))[0]))
 """
