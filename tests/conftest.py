@@ -6,10 +6,11 @@ import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
+from flows.operate import start
 from tasks.core.config import load_config
 from tasks.core.engines import map_groups
 from tasks.core.schema import Config, recipes
@@ -69,6 +70,18 @@ def convert_here() -> Iterator[None]:
     """Half of the time of a small build goes into starting its worker; builds with two workers have real ones."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(convert, "map_groups", map_in_process)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def run_flows_elsewhere() -> Iterator[None]:
+    """A flow leaves its server and its log handlers in its process, where the tests after it would find them."""
+
+    def refuse(flow_module: str) -> NoReturn:
+        pytest.fail(f"run {flow_module} in a process of its own, by tests.flows.test_cli.tarmac")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(start, "_prepare", refuse)
         yield
 
 
