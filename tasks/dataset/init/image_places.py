@@ -19,7 +19,7 @@ from tasks.dataset.init.addresses import try_addresses
 from tasks.dataset.init.columns import ColumnCounts, SurveyedTable
 from tasks.dataset.init.evidence import BUDGET, LOOKED_AT, Grade, shown, spread
 from tasks.dataset.init.inventory import IMAGES, Inventory, config_path
-from tasks.dataset.sources.raw_files import LinkedFiles
+from tasks.dataset.sources.linked_files import LinkedFiles
 
 MOST_FOLDERS = 300
 """Folders around a table in which its images are looked for."""

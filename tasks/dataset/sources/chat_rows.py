@@ -34,8 +34,9 @@ from tasks.dataset.modalities.chat import RATINGS, Conversation, check_images, p
 from tasks.dataset.rejects import PASSING, Reason, Reject
 from tasks.dataset.sources.chat_turns import DATA_URI, SYSTEM, data_of, holds_data, pair_turns
 from tasks.dataset.sources.fields import TableRow, is_nothing, to_json
+from tasks.dataset.sources.linked_files import LinkedFiles, require_root
 from tasks.dataset.sources.protocol import Container, RawSample, fault_of
-from tasks.dataset.sources.raw_files import Files, LinkedFiles, SourceCheck, require_root
+from tasks.dataset.sources.raw_files import Files, SourceCheck
 from tasks.dataset.sources.tabular import OpenTable, open_table, require
 from tasks.dataset.tar.format import BLOCK, Members, span_bytes
 

@@ -30,8 +30,9 @@ from tasks.dataset.layout import CAPTIONS
 from tasks.dataset.modalities import rules_on_fields
 from tasks.dataset.rejects import Reason, Reject
 from tasks.dataset.sources.fields import WINDOWS, TableRow, filled, is_nothing, row_text, text_of, to_json
+from tasks.dataset.sources.linked_files import LinkedFiles, require_root
 from tasks.dataset.sources.protocol import Container, RawSample, fault_of
-from tasks.dataset.sources.raw_files import Files, LinkedFiles, SourceCheck, require_root
+from tasks.dataset.sources.raw_files import Files, SourceCheck
 from tasks.dataset.sources.shared_images import JoinedRow, RowJoiner, captions_in
 from tasks.dataset.sources.tabular import OpenTable, TextForm, open_table, require
 from tasks.dataset.tar.format import Members, span_bytes

@@ -22,8 +22,8 @@ from tasks.dataset.modalities import MODALITIES
 from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import open_sources, tabular
 from tasks.dataset.sources.fields import text_of
+from tasks.dataset.sources.linked_files import LinkedFiles
 from tasks.dataset.sources.protocol import RawSample
-from tasks.dataset.sources.raw_files import LinkedFiles
 from tasks.dataset.sources.table import TableImages
 from tasks.dataset.sources.tabular import open_table
 from tasks.dataset.splits import group_of
