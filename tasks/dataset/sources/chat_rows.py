@@ -24,7 +24,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tasks.core.errors import DataError
-from tasks.core.folders import open_store
 from tasks.core.schema import ChatSource, Dataset
 from tasks.core.stores import StoreUnreachable, absolute_location
 from tasks.dataset import filters
@@ -34,7 +33,7 @@ from tasks.dataset.modalities.chat import RATINGS, Conversation, check_images, p
 from tasks.dataset.rejects import PASSING, Reason, Reject
 from tasks.dataset.sources.chat_turns import DATA_URI, SYSTEM, data_of, holds_data, pair_turns
 from tasks.dataset.sources.fields import TableRow, is_nothing, to_json
-from tasks.dataset.sources.linked_files import LinkedFiles, require_root
+from tasks.dataset.sources.linked_files import LinkedFiles, require_root, with_root
 from tasks.dataset.sources.protocol import Container, RawSample, fault_of
 from tasks.dataset.sources.raw_files import Files, SourceCheck
 from tasks.dataset.sources.tabular import OpenTable, open_table, require
@@ -74,8 +73,7 @@ class ChatRows:
 
     @property
     def location(self) -> str:
-        base, root = absolute_location(self._config.path), self._config.root
-        return base if root is None else f"{base} with images in {absolute_location(root)}"
+        return with_root(absolute_location(self._config.path), self._config.root)
 
     @property
     def is_sequential(self) -> bool:
@@ -122,11 +120,7 @@ class ChatRows:
 
     @cached_property
     def _images(self) -> LinkedFiles:
-        root = self._config.root
-        if root is None:
-            return LinkedFiles(self._files.store, f"{self._config_key}.path")
-        key = f"{self._config_key}.root"
-        return LinkedFiles(open_store(root, key), key, root)
+        return LinkedFiles.of(self._files, self._config.root, self._config_key)
 
     @cached_property
     def _has_data(self) -> bool:

@@ -27,6 +27,7 @@ from tasks.core.stores import (
     ObjectStat,
     Store,
     StoreUnreachable,
+    absolute_location,
     host_of,
     is_remote,
     is_valid,
@@ -36,7 +37,7 @@ from tasks.core.stores import (
 )
 from tasks.dataset.rejects import TRANSIENT, Reason, Reject
 from tasks.dataset.sources.protocol import BY_ROW, Absent, RawSample, fault_of
-from tasks.dataset.sources.raw_files import public_name, read_file, unreadable
+from tasks.dataset.sources.raw_files import Files, public_name, read_file, unreadable
 
 if TYPE_CHECKING:  # asyncio takes as long to import as all of a source
     from tasks.core.remote.addresses import AddressFetcher
@@ -68,6 +69,11 @@ def require_root(root: str | None, config_key: str, holds_images: bool) -> None:
         raise UsageError(f"{config_key}: there is no folder {root}; paths start at the working directory")
 
 
+def with_root(location: str, root: str | None) -> str:
+    """Return where a source's tables lie and, where it differs, the root of what they name."""
+    return location if root is None else f"{location} with images in {absolute_location(root)}"
+
+
 class LinkedFiles:
     """Files that a table names: relative to its folder or to a `root`, or by an address of their own.
 
@@ -89,6 +95,14 @@ class LinkedFiles:
         self._fetcher: AddressFetcher | None = None
         self._foreign: dict[str, Store] = {}
         self._failures: Counter[str] = Counter()
+
+    @classmethod
+    def of(cls, tables: Files, root: str | None, config_key: str) -> LinkedFiles:
+        """Return what rows of these tables name: files below their common folder, or below `root`."""
+        if root is None:
+            return cls(tables.store, f"{config_key}.path")
+        key = f"{config_key}.root"
+        return cls(open_store(root, key), key, root)
 
     def name(self, written: str, folder: str = "") -> str:
         """Return the name for a path `written` in a table of the source's `folder`: relative to the source

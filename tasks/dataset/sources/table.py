@@ -18,11 +18,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tasks.core.errors import DataError, UsageError
-from tasks.core.folders import open_store
 from tasks.core.patterns import base_folder
 from tasks.core.schema import Dataset, TableSource
 from tasks.core.schema.source import NAMED_TABLES, TABLES
-from tasks.core.stores import ObjectStat, absolute_location, address_key, is_remote, without_query
+from tasks.core.stores import ObjectStat, address_key, is_remote, without_query
 from tasks.dataset.filters import passes
 from tasks.dataset.formats.images import largest_bytes
 from tasks.dataset.keys import stem
@@ -30,7 +29,7 @@ from tasks.dataset.layout import CAPTIONS
 from tasks.dataset.modalities import rules_on_fields
 from tasks.dataset.rejects import Reason, Reject
 from tasks.dataset.sources.fields import WINDOWS, TableRow, filled, is_nothing, row_text, text_of, to_json
-from tasks.dataset.sources.linked_files import LinkedFiles, require_root
+from tasks.dataset.sources.linked_files import LinkedFiles, require_root, with_root
 from tasks.dataset.sources.protocol import Container, RawSample, fault_of
 from tasks.dataset.sources.raw_files import Files, SourceCheck
 from tasks.dataset.sources.shared_images import JoinedRow, RowJoiner, captions_in
@@ -82,8 +81,7 @@ class TableImages:
 
     @cached_property
     def location(self) -> str:
-        base, root = base_folder(self._config.path), self._config.root
-        return base if root is None else f"{base} with images in {absolute_location(root)}"
+        return with_root(base_folder(self._config.path), self._config.root)
 
     @property
     def is_sequential(self) -> bool:
@@ -148,11 +146,7 @@ class TableImages:
 
     @cached_property
     def _images(self) -> LinkedFiles:
-        root = self._config.root
-        if root is None:
-            return LinkedFiles(self._files.store, f"{self._config_key}.path")
-        key = f"{self._config_key}.root"
-        return LinkedFiles(open_store(root, key), key, root)
+        return LinkedFiles.of(self._files, self._config.root, self._config_key)
 
     @cached_property
     def _first(self) -> OpenTable:
