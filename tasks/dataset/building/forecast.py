@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from tasks.core.errors import DataError
 from tasks.core.schema import Config
@@ -48,10 +49,26 @@ STATED = 200
 """The most containers that are opened for the number of their samples."""
 
 
-@dataclass(frozen=True)
-class ConversionWork:
-    """What is to be converted, by the listing of the sources. `bytes` and `seconds` are for one process, and
-    `tried_rejects` holds an example of each reason among the samples that were tried."""
+@dataclass(frozen=True, kw_only=True)
+class TriedWork:
+    """What the work takes, by the samples that were tried. `bytes` and `seconds` are for one process."""
+
+    bytes: int
+    seconds: float
+    tried: int
+    taken: int
+    """How many of the tried samples are accepted."""
+    tried_rejects: Mapping[str, str]
+    """An example of each reason among the tried samples."""
+    tried_reasons: Mapping[str, int]
+    """How many of the tried samples are rejected, by reason."""
+    stops: str | None
+    """Why the build would stop, as far as that is known without converting everything."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConversionWork(TriedWork):
+    """What is to be converted, by the listing of the sources."""
 
     listed: int
     filtered: int
@@ -63,27 +80,16 @@ class ConversionWork:
     to_convert_shards: int
     staged_shards: int
     """How many shards an interrupted build has finished, or the one that is under way."""
-    bytes: int
-    seconds: float
-    tried: int
-    taken: int
-    """How many of the tried samples are accepted."""
-    tried_rejects: Mapping[str, str]
-    tried_reasons: Mapping[str, int]
-    """How many of the tried samples are rejected, by reason."""
-    stops: str | None
-    """Why the build would stop, as far as that is known without converting everything."""
 
 
-@dataclass(frozen=True)
-class ReadingWork:
+@dataclass(frozen=True, kw_only=True)
+class ReadingWork(TriedWork):
     """What is to be read of sequential sources, whose samples are known only afterwards.
 
-    `samples` is an estimate unless it `is_stated` by the containers, and None where nothing shows it. `bytes`
-    and `seconds` of conversion are for one process and for that many samples. `read_before` containers were
-    read by an interrupted build. `changed` are the places in the listing, from 0, of containers that are not
-    as the current version had them, and `gone` counts those that have gone; both None where it does not
-    record them.
+    `samples` is an estimate unless it `is_stated` by the containers, and None where nothing shows it; `bytes`
+    and `seconds` are those of converting that many. `read_before` containers were read by an interrupted
+    build. `changed` are the places in the listing, from 0, of containers that are not as the current version
+    had them, and `gone` counts those that have gone; both None where it does not record them.
     """
 
     containers: Sequence[str]
@@ -93,13 +99,6 @@ class ReadingWork:
     gone: int | None
     samples: int | None
     is_stated: bool
-    bytes: int
-    seconds: float
-    tried: int
-    taken: int
-    tried_rejects: Mapping[str, str]
-    tried_reasons: Mapping[str, int]
-    stops: str | None
 
 
 @dataclass(frozen=True)
@@ -214,7 +213,6 @@ def _work(config: Config, before: Path | None, catalogue: Catalogue, scores: Sco
     to_convert = sum(shard.samples for shard in missing)
     work = converter(folder, write_rules(folder, dataset), decisions=decisions.write(folder))
     trial = _try(catalogue, work, spread(missing, TRIED))
-    share = to_convert / max(trial.tried, 1)
     return ConversionWork(
         listed=catalogue.read,
         filtered=catalogue.filtered,
@@ -225,12 +223,7 @@ def _work(config: Config, before: Path | None, catalogue: Catalogue, scores: Sco
         to_convert=to_convert,
         to_convert_shards=len(missing),
         staged_shards=done,
-        bytes=round(trial.bytes * share),
-        seconds=trial.seconds * share,
-        tried=trial.tried,
-        taken=trial.taken,
-        tried_rejects=trial.examples,
-        tried_reasons=dict(trial.reasons),
+        **trial.carried_to(to_convert),
         stops=_stops(config, before, catalogue, tally, trial, to_convert),
     )
 
@@ -255,7 +248,6 @@ def _reading(
         weight = _stored_bytes(catalogue, last)
     samples = _estimated(sizes, stated, weight)
     number = None if samples is None else samples + listed
-    share = (number or 0) / max(trial.tried, 1)
     is_hopeless = trial.tried > 0 and trial.taken == 0
     return ReadingWork(
         containers=[one.name for _, one in found],
@@ -265,12 +257,7 @@ def _reading(
         gone=gone,
         samples=number,
         is_stated=len(stated) == len(found),
-        bytes=round(trial.bytes * share),
-        seconds=trial.seconds * share,
-        tried=trial.tried,
-        taken=trial.taken,
-        tried_rejects=trial.examples,
-        tried_reasons=dict(trial.reasons),
+        **trial.carried_to(number or 0),
         stops=trial.none_taken if is_hopeless else None,
     )
 
@@ -356,6 +343,18 @@ class _TriedSamples:
     @property
     def none_taken(self) -> str:
         return f"none of {counted_text(self.tried, 'sample')} tried is accepted; mend what they lack"
+
+    def carried_to(self, samples: int) -> dict[str, Any]:
+        """Return the fields of `TriedWork`, with what this many samples take."""
+        share = samples / max(self.tried, 1)
+        return {
+            "bytes": round(self.bytes * share),
+            "seconds": self.seconds * share,
+            "tried": self.tried,
+            "taken": self.taken,
+            "tried_rejects": self.examples,
+            "tried_reasons": dict(self.reasons),
+        }
 
     def with_unopened(self, examples: Mapping[str, str], reasons: Mapping[str, int]) -> _TriedSamples:
         """Return the trial with samples that were rejected before they could be tried."""
