@@ -128,6 +128,11 @@ class Page:
         except AssertionError:
             raise AssertionError(f"a click on {text!r} shows no {expecting!r}:\n{self.text()}") from None
 
+    def tap(self, x: float, y: float) -> None:
+        """Touch the page at a place, in CSS pixels from its shown corner, as a finger does."""
+        self.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
+        self.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+
     def press(self, url: str, button: str, confirmation: str) -> None:
         """Open a page, press one of its buttons, and the one of the dialog that opens then."""
         self.open(url, expecting=button)
