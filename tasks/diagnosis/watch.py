@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -220,8 +220,10 @@ def _attend(
     show: Callable[[str], None],
     stops: bool,
 ) -> list[Examination]:
-    """Wait for the end; examine the process where it is silent for too long, and show each stall once."""
+    """Wait for the end; examine the process where it is silent for too long, and show each stall once, and
+    of a silence that may yet end each cause once."""
     found: list[Examination] = []
+    warned: set[str] = set()
     activity = _TreeActivity(process.pid)
     stalled: tuple[str, float] | None = None
     while True:
@@ -233,25 +235,38 @@ def _attend(
             show(f"✓ goes on after {rhythm.since - stalled[1]:.0f} s ({stalled[0]})")
             stalled = None
         if stalled is None:
-            for finding in slow.look(now):
-                show("\n".join(["! slow", *finding.lines()]))
-        for finding in listener.learning.look():
-            show("\n".join(["! wrong", *finding.lines()]))
+            _show_findings("slow", slow.look(now), show)
+        _show_findings("wrong", listener.learning.look(), show)
         if stalled is not None or not (rhythm.is_suspicious(now) or activity.idle_s(now) > IDLE_S):
             continue
         examined = examination.examine_process(process.pid, listener.log)
         if process.poll() is not None:
             return found
-        if examined.verdict.state != "stalled":
+        is_stalled = examined.verdict.state == "stalled"
+        if is_stalled or _warns_anew(examined, warned):
+            lines = examination.text_of(examined)
+            show("\n".join([f"! no progress for {rhythm.silence(now):.0f} s", *lines]))
+        if not is_stalled:
             rhythm.was_at_work(time.monotonic())
             activity.since = time.monotonic()
             continue
         found.append(examined)
         stalled = examined.verdict.report.findings[0].code, rhythm.since
-        show("\n".join([f"! no progress for {rhythm.silence(now):.0f} s", *examination.text_of(examined)]))
         if stops:
             _stop(process, show)
             return found
+
+
+def _show_findings(mark: str, findings: Iterable[Finding], show: Callable[[str], None]) -> None:
+    for finding in findings:
+        show("\n".join([f"! {mark}", *finding.lines()]))
+
+
+def _warns_anew(examined: Examination, warned: set[str]) -> bool:
+    """Whether there is a warning of a code that is not among those warned of, which it is from now on."""
+    codes = {one.code for one in examined.verdict.report.findings if one.severity == "warning"} - warned
+    warned |= codes
+    return bool(codes)
 
 
 def _stop(process: subprocess.Popen[bytes], show: Callable[[str], None]) -> None:

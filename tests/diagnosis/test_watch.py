@@ -383,6 +383,23 @@ def test_the_verdict_for_which_it_stopped_the_training_stands_last(
     assert lines[end + 2].startswith("FIX        kill -INT") and end + 4 == len(lines)
 
 
+def test_what_may_yet_end_is_named_once_and_not_stopped(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A worker that computes all the time may be at a large sample, or in a loop without end."""
+    monkeypatch.setitem(rhythm.PATIENCE_S, "step", 0.3)
+    monkeypatch.setattr(Rhythm, "was_at_work", lambda self, now: None)  # it is looked at again at once
+    seen = observation("a-sample-that-computes-for-ever")
+    done = examination.Examination("process 7", "7", judge(seen), seen, 0.0)
+    looked: list[int] = []
+    monkeypatch.setattr(examination, "examine_process", lambda pid, log: (looked.append(pid), done)[1])
+    words = script('import time; print("step 1/2", flush=True); time.sleep(5); print("step 2/2", flush=True)')
+    assert cli.main(["watch", "--stop", "--", *words]) == 0
+    shown = capfd.readouterr().err
+    assert len(looked) > 1 and shown.count("VERDICT  worker.looping: 1 worker computes all the time") == 1
+    assert "! no progress for" in shown and "stops it" not in shown
+
+
 class TestRhythm:
     def step(self, done: float, total: float | None = None) -> Progress:
         return Progress("step", done, total)
