@@ -27,7 +27,7 @@ def ran(program: str, folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("shards", ["several", "one"])
+@pytest.mark.parametrize("shards", ["several", pytest.param("one", marks=pytest.mark.proof)])
 def test_a_dataset_is_loaded_by_the_lines_that_are_printed(
     shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -53,6 +53,7 @@ def test_a_dataset_is_loaded_by_the_lines_that_are_printed(
     assert f"data/birds/versions/{version}/train" in other
 
 
+@pytest.mark.proof
 def test_conversations_are_loaded_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     published(chat.make(tmp_path / "raw"))
     printed = output_of(capsys, "look", str(tmp_path / "raw/out"), "--load")

@@ -58,6 +58,7 @@ def project(
     made.kill_everything()
 
 
+@pytest.mark.system
 def test_a_training_of_open_clips_is_followed_to_its_end_through_kills(
     project: Project, digits_dataset: Path
 ) -> None:
