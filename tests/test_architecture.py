@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from graphlib import TopologicalSorter
 
+import grimp
 import pytest
 
 from tests.architecture import PICTURE, ROOT, picture
@@ -14,6 +16,14 @@ CLASSES = re.compile(r"^(?:class|def) (\w+)", re.MULTILINE)
 
 def test_the_picture_is_as_drawn() -> None:
     assert PICTURE.read_text() == picture(), "draw it again: python -m tests.architecture"
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = grimp.build_graph(
+        "tasks", "flows", include_external_packages=False, exclude_type_checking_imports=True
+    )
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    TopologicalSorter(imports).prepare()  # CycleError names the modules of a circle
 
 
 @pytest.mark.parametrize("page", PAGES)

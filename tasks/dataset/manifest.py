@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from math import floor
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -145,3 +146,8 @@ def first_problem(error: ValidationError) -> str:
     first = error.errors()[0]
     where = ".".join(map(str, first["loc"]))
     return f"{where}: {first['msg']}" if where else first["msg"]
+
+
+def rejects_allowed(budget: float, read: int) -> int:
+    """Return the number of rejects that the budget allows among `read` raw samples."""
+    return floor(budget * read + 1e-9)

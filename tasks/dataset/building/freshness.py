@@ -16,7 +16,6 @@ import contextlib
 import shutil
 import tempfile
 import time
-from math import floor
 from pathlib import Path
 
 from tasks.core.errors import DataError
@@ -26,7 +25,7 @@ from tasks.core.schema import Config, Dataset
 from tasks.dataset import versions
 from tasks.dataset.build_info import BuildInfo, FileSeal, read_build_info
 from tasks.dataset.layout import MANIFEST, MIRRORED, current
-from tasks.dataset.manifest import version_name
+from tasks.dataset.manifest import rejects_allowed, version_name
 
 HASHED_BYTES = 64_000_000
 """Reading more than this would make a build that has nothing to do slow."""
@@ -127,11 +126,6 @@ def unchanged(version: Path, inputs: str, dataset: Dataset) -> bool:
 def is_for_the_same(build: BuildInfo, dataset: Dataset) -> bool:
     """Whether privacy and license, which pages and card show, are the same as in the build."""
     return build.private == dataset.private and build.dataset.get("license") == dataset.license
-
-
-def rejects_allowed(budget: float, read: int) -> int:
-    """Return the number of rejects that the budget allows among `read` raw samples."""
-    return floor(budget * read + 1e-9)
 
 
 def _is_sound(file: Path, seal: FileSeal) -> bool:

@@ -16,7 +16,7 @@ from tasks.core.errors import DataError
 from tasks.core.schema import Config
 from tasks.core.units import near
 from tasks.dataset.building.catalogue import Catalogue
-from tasks.dataset.building.freshness import rejects_allowed
+from tasks.dataset.manifest import rejects_allowed
 from tasks.dataset.rejects import FILTERED, LINK_ROT, reject_lines
 
 
