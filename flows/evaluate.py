@@ -7,7 +7,7 @@ from pathlib import Path
 from flows.lifecycle import concerns, tarmac_flow, works_on
 from flows.parameters import Named, Overrides, configured
 from flows.stages import Stages, evaluate_run, follow_on
-from tasks.dataset.versions import resolve
+from tasks.dataset.version.versions import resolve
 from tasks.runs.folder import find
 from tasks.runs.followed import Followed
 

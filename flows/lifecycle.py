@@ -40,7 +40,7 @@ from tasks.core.child import WITHHELD
 from tasks.core.errors import TarmacError, UsageError, Withdrawn
 from tasks.core.schema import Config
 from tasks.core.stores import redact
-from tasks.dataset.building.result import BuildResult
+from tasks.dataset.building.conversion.result import BuildResult
 from tasks.events import TAG
 from tasks.report import Reported
 from tasks.runs import record

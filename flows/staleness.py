@@ -35,7 +35,7 @@ def stale_datasets(now: float | None = None) -> list[Finding]:
 
 def _stale(path: Path, now: float) -> Finding | None:
     from tasks.core.config import load_config
-    from tasks.dataset.versions import fresh_at
+    from tasks.dataset.version.versions import fresh_at
 
     config = load_config(path)
     limit_s = None if config.schedule is None else config.schedule.fresh_within

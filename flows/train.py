@@ -8,7 +8,7 @@ from flows.lifecycle import concerns, tarmac_flow
 from flows.parameters import Overrides, configured
 from flows.stages import Stages, go_on, train_on
 from flows.starts import begun
-from tasks.dataset.versions import resolve
+from tasks.dataset.version.versions import resolve
 
 
 @tarmac_flow("train")

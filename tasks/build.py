@@ -14,9 +14,9 @@ from tasks.core import screen
 from tasks.core.errors import DataError, NeedsApproval, TarmacError, Withdrawn, first_line
 from tasks.core.schema import Config
 from tasks.core.units import counted
-from tasks.dataset import versions
 from tasks.dataset.building import freshness
-from tasks.dataset.building.result import BuildResult
+from tasks.dataset.building.conversion.result import BuildResult
+from tasks.dataset.version import versions
 from tasks.stage import StageResult, artifact_key, best_effort, is_transient, shown
 
 RESULT = TypeAdapter(BuildResult)
@@ -95,7 +95,7 @@ def publish(config: Config, version: Path) -> StageResult[Published]:
         if mirror is not None:
             arguments = {"version": str(version), "mirror": str(mirror), "keep": config.dataset.keep}
             try:
-                sent = stage.call("tasks.dataset.mirror:publish", arguments, private)
+                sent = stage.call("tasks.dataset.version.mirror:publish", arguments, private)
             except DataError as error:
                 there = f"the dataset is current at {output / 'current'}"
                 raise DataError(f"{error}; {there}, and running again does the copy alone") from None

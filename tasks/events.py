@@ -23,7 +23,7 @@ from prefect.settings import get_current_settings
 
 if TYPE_CHECKING:
     from tasks.core.schema import Config
-    from tasks.dataset.building.result import BuildResult
+    from tasks.dataset.building.conversion.result import BuildResult
     from tasks.runs.folder import RunFolder
     from tasks.supervision.status import RunStatus
 

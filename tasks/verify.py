@@ -15,10 +15,10 @@ from tasks.core.findings import Finding
 from tasks.core.schema import Config
 from tasks.core.stores import redact
 from tasks.core.units import counted, when
-from tasks.dataset import versions
-from tasks.dataset.build_info import read_build_info
 from tasks.dataset.verify import remembered
 from tasks.dataset.verify.findings import Level
+from tasks.dataset.version import versions
+from tasks.dataset.version.build_info import read_build_info
 from tasks.stage import StageResult, artifact_key, best_effort, is_transient, shown
 
 KEYS = ("key", "member")

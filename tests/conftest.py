@@ -14,9 +14,10 @@ from flows.operate import start
 from tasks.core.config import load_config
 from tasks.core.engines import map_groups
 from tasks.core.schema import Config, recipes
-from tasks.dataset import examples, versions
-from tasks.dataset.building import convert
+from tasks.dataset import examples
 from tasks.dataset.building.builder import build
+from tasks.dataset.building.conversion import convert
+from tasks.dataset.version import versions
 from tasks.loader import forkserver
 
 os.environ.setdefault(
@@ -47,7 +48,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     was started for a build every loader worker imports torch anew."""
     folders = {item.path.relative_to(ROOT / "tests").parts[0] for item in session.items}
     if folders & STARTS_LOADERS:
-        forkserver.start_forkserver("tasks.dataset.building.preload", *sorted(recipes.modules().values()))
+        forkserver.start_forkserver(
+            "tasks.dataset.building.conversion.preload", *sorted(recipes.modules().values())
+        )
 
 
 def map_in_process(

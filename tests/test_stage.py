@@ -26,7 +26,7 @@ from tasks.core import child, screen
 from tasks.core.child import WITHHELD, Killed
 from tasks.core.errors import DataError, Withdrawn
 from tasks.core.screen import no_progress
-from tasks.dataset.building.result import BuildResult
+from tasks.dataset.building.conversion.result import BuildResult
 from tasks.report import report
 from tasks.runs.folder import RunFolder
 from tests.supervision.fakes import make_config

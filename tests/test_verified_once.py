@@ -12,8 +12,8 @@ import pytest
 from tasks import stage
 from tasks.core import child
 from tasks.core.errors import DataError
-from tasks.dataset import versions
 from tasks.dataset.verify import remembered
+from tasks.dataset.version import versions
 from tasks.verify import examine, verify
 from tests.conftest import digits_config
 from tests.test_stage import taken

@@ -19,8 +19,8 @@ from tasks.core.units import counted, near, size
 if TYPE_CHECKING:
     from tasks.build import Published
     from tasks.core.schema import Config
-    from tasks.dataset.building.result import BuildResult
-    from tasks.dataset.manifest import Manifest
+    from tasks.dataset.building.conversion.result import BuildResult
+    from tasks.dataset.version.manifest import Manifest
 
 CHANGED = ("previous", "gained", "lost", "replaced", "rekeyed", "released", "shards", "shards_rewritten")
 """The fields that `build --json` takes from the stage."""
@@ -123,7 +123,7 @@ def index(
       tarmac index https://host/train/ data/pairs --val https://host/val/
     """
     from tasks.dataset.indexing import index_tars
-    from tasks.dataset.manifest import read_manifest
+    from tasks.dataset.version.manifest import read_manifest
 
     version = index_tars({"train": shards, **({"val": val} if val else {})}, dataset, modality)
     manifest = read_manifest(version)
@@ -152,10 +152,10 @@ def _show_build(
 ) -> int:
     """Print the result of a build; `built` is its stage's result, or None if the dataset was up to date."""
     from tasks.core import screen
-    from tasks.dataset import quarantine
-    from tasks.dataset.build_info import read_build_info
-    from tasks.dataset.manifest import read_manifest
     from tasks.dataset.quality.verdict import kept_findings, lines_of
+    from tasks.dataset.version import quarantine
+    from tasks.dataset.version.build_info import read_build_info
+    from tasks.dataset.version.manifest import read_manifest
 
     manifest = read_manifest(version)
     entries = quarantine.read_quarantine(quarantine.home(version) / quarantine.NAME)
@@ -208,8 +208,8 @@ def _unscored_line(settings: Config, unscored: int) -> str:
 def _built_lines(
     settings: Config, version: Path, manifest: Manifest, built: BuildResult | None, notice: str | None
 ) -> Iterator[str]:
-    from tasks.dataset.manifest import passed_over_lines
-    from tasks.dataset.rejects import reject_lines
+    from tasks.dataset.version.manifest import passed_over_lines
+    from tasks.dataset.version.rejects import reject_lines
 
     share = f" ({manifest.rejected / manifest.read:.1%}, budget {settings.dataset.reject_budget:.1%})"
     yield (

@@ -64,7 +64,7 @@ def preflight(
 
 def _preflight_external(config: Config, own: Preflight, deep: bool, progress: screen.Progress) -> Preflight:
     """Add the preflight of the other trainer's command that a run of this config would start."""
-    from tasks.dataset.layout import resolve
+    from tasks.dataset.version.layout import resolve
     from tasks.diagnosis.preflight import preflight_external
     from tasks.runs import plan
     from tasks.supervision.attempt.tuning import left_to_trainer

@@ -19,7 +19,7 @@ from flows.commands.output import print_result, say
 from tasks.core import screen
 from tasks.core.errors import DataError, UsageError
 from tasks.core.units import SPACE, count, counted, near, number, size
-from tasks.dataset.layout import CURRENT, is_version
+from tasks.dataset.version.layout import CURRENT, is_version
 
 if TYPE_CHECKING:
     from tasks.dataset.trace import NameMatches, TracedSample
@@ -77,14 +77,14 @@ def rejects(
 
 
 def _table_at(place: Path) -> Path:
-    from tasks.dataset.layout import REJECTS
     from tasks.dataset.preview import version_at
+    from tasks.dataset.version.layout import REJECTS
 
     return place if place.name == REJECTS else version_at(place) / REJECTS
 
 
 def _rows_of(path: Path, columns: Sequence[str], reason: str | None = None) -> Iterator[dict[str, Any]]:
-    from tasks.dataset.tables import read_pieces
+    from tasks.dataset.version.tables import read_pieces
 
     rows = (row for piece in read_pieces(path, columns) for row in piece.to_pylist())
     return rows if reason is None else (row for row in rows if row["reason"] == reason)
@@ -138,8 +138,8 @@ def trace(
       tarmac trace captions.csv:17 data/digits
       tarmac trace digit_1453 2e94
     """
-    from tasks.dataset.manifest import read_manifest
     from tasks.dataset.trace import find_name, trace_sample
+    from tasks.dataset.version.manifest import read_manifest
     from tasks.evaluation.judgements import judgements_of
 
     run, versions = _places(place, runs)
@@ -208,7 +208,7 @@ def _only_dataset(runs: Path) -> str:
 
 def _is_private(version: Path) -> bool:
     """Whether the data may be private: it is unless build.json records that it is not."""
-    from tasks.dataset.build_info import read_build_info
+    from tasks.dataset.version.build_info import read_build_info
 
     try:
         return read_build_info(version).private
@@ -220,9 +220,9 @@ def _why_unclear(
     key: str, version: Path, splits: Sequence[str], matches: NameMatches, is_private: bool
 ) -> str:
     """Return why no one sample is meant, and names that may be, but none of private data."""
-    from tasks.dataset.tables import read_origins
     from tasks.dataset.trace import nearest_names
     from tasks.dataset.verify.findings import plain
+    from tasks.dataset.version.tables import read_origins
 
     if matches.count:
         names = [read_origins(version, one.split, [one.row])[one.row].key for one in matches.samples[:NAMED]]

@@ -18,7 +18,7 @@ from tasks.core.units import count, counted, duration, near, percent, size
 if TYPE_CHECKING:
     from tasks.core.schema import Config, Train
     from tasks.dataset.building.forecast import ConversionWork, Forecast, ReadingWork
-    from tasks.dataset.quarantine import Quarantined
+    from tasks.dataset.version.quarantine import Quarantined
     from tasks.runs.footprint import Footprint
 
 LISTED = 3
@@ -36,7 +36,7 @@ def plan(config: ConfigFile, /, *, changes: Changes = None, as_json: AsJson = Fa
     """
     from flows.parameters import Overrides, configured
     from tasks.dataset.building.forecast import forecast
-    from tasks.dataset.quarantine import by_split
+    from tasks.dataset.version.quarantine import by_split
     from tasks.runs.footprint import Footprint
 
     settings = configured(config, Overrides(set=changes or []))
@@ -97,7 +97,7 @@ def _most_samples(build: Forecast) -> int | None:
 
 
 def _build_lines(settings: Config, build: Forecast) -> Iterator[str]:
-    from tasks.dataset.quarantine import notice
+    from tasks.dataset.version.quarantine import notice
 
     if build.up_to_date is not None:
         yield f"build     up to date: version {build.up_to_date}"
@@ -168,7 +168,7 @@ def _reading_lines(settings: Config, reading: ReadingWork) -> Iterator[str]:
 
 
 def _work_lines(settings: Config, work: ConversionWork, build: str) -> Iterator[str]:
-    from tasks.dataset.manifest import passed_over_lines
+    from tasks.dataset.version.manifest import passed_over_lines
 
     yield (
         f"          {count(work.listed)} raw samples: {count(work.filtered)} filtered, "
@@ -207,7 +207,7 @@ def _work_time(settings: Config, seconds: float) -> str:
 
 def _left_out(settings: Config, version: str | None) -> list[Quarantined]:
     """Return the samples of the dataset's version that training leaves out; none if it is yet to be built."""
-    from tasks.dataset import quarantine
+    from tasks.dataset.version import quarantine
 
     if version is None:
         return []

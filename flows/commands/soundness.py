@@ -96,7 +96,7 @@ def report_lines(report: Report, name: str, level: str, took: str) -> Iterator[s
 def _shown_place(place: str) -> str:
     """Return what was checked: the version of a dataset, or an address without its secrets."""
     from tasks.core.stores import is_remote, redact
-    from tasks.dataset.versions import resolve
+    from tasks.dataset.version.versions import resolve
 
     if is_remote(place):
         return redact(place)
@@ -164,9 +164,9 @@ def look(
 
 def _show_loading(place: Path, as_json: bool) -> int:
     """Print the lines that load a dataset's current version, or a version."""
-    from tasks.dataset.layout import CURRENT, is_version
     from tasks.dataset.preview import version_at
-    from tasks.dataset.snippets import loading_snippets
+    from tasks.dataset.version.layout import CURRENT, is_version
+    from tasks.dataset.version.snippets import loading_snippets
 
     version = version_at(place)
     programs = loading_snippets(place if is_version(place) else place / CURRENT)

@@ -83,7 +83,7 @@ def train(
     from flows.operate import start
     from flows.parameters import Overrides, configured
     from tasks.core.files import require_writable
-    from tasks.dataset.versions import resolve
+    from tasks.dataset.version.versions import resolve
     from tasks.supervision.beforehand import require_startable
 
     overrides = Overrides(set=changes or [])
@@ -108,7 +108,7 @@ def train(
 def _rehearse(config: Config, as_json: bool) -> int:
     """Print what a rehearsal of a preemption showed; the exit code is 1 where it did not go on bit for
     bit."""
-    from tasks.dataset.versions import resolve
+    from tasks.dataset.version.versions import resolve
     from tasks.supervision.rehearsal import rehearse
 
     with screen.running("rehearse") as progress:
@@ -155,7 +155,7 @@ def bench(
     """
     from flows.parameters import Overrides, configured
     from tasks.core.findings import Report
-    from tasks.dataset.versions import resolve
+    from tasks.dataset.version.versions import resolve
     from tasks.diagnosis.staged import bench as measure
     from tasks.diagnosis.staged import save_bench_page
 
@@ -231,7 +231,7 @@ def is_reported(run: RunFolder) -> bool:
 
 def show_up_to_date(version: Path, run: RunFolder, began: float, as_json: bool) -> int:
     """Print the screen of a pipeline of which every stage was up to date; returns its exit code."""
-    from tasks.dataset.manifest import read_manifest
+    from tasks.dataset.version.manifest import read_manifest
     from tasks.reporting.left_out import left_out
 
     if not as_json:

@@ -15,7 +15,7 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.units import count, shorten, size, when
 
 if TYPE_CHECKING:
-    from tasks.dataset.differences import VersionDifference
+    from tasks.dataset.version.differences import VersionDifference
 
 KEPT = 3
 """The number of versions that a prune keeps by default."""
@@ -56,7 +56,7 @@ def versions(
       tarmac versions data/digits rollback 9c41
       tarmac versions data/digits prune --keep 1
     """
-    from tasks.dataset.versions import current, list_versions, pinned, rollback
+    from tasks.dataset.version.versions import current, list_versions, pinned, rollback
 
     _require_fitting(action, version, other, keep)
     if action == "diff":
@@ -91,7 +91,7 @@ def _require_fitting(action: str, version: str | None, other: str | None, keep: 
 
 
 def _prune(dataset: Path, keep: int, as_json: bool) -> int:
-    from tasks.dataset.versions import prune, spared
+    from tasks.dataset.version.versions import prune, spared
 
     if keep < 1:
         raise UsageError("--keep: at least 1, the current version")
@@ -103,8 +103,8 @@ def _prune(dataset: Path, keep: int, as_json: bool) -> int:
 
 
 def _diff(dataset: Path, version: str | None, other: str | None, as_json: bool) -> int:
-    from tasks.dataset.differences import compare_versions
-    from tasks.dataset.versions import resolve, version_named
+    from tasks.dataset.version.differences import compare_versions
+    from tasks.dataset.version.versions import resolve, version_named
 
     if version is None:
         raise UsageError("VERSION: diff needs the version to compare with; see tarmac versions DATASET")
@@ -118,7 +118,7 @@ def _diff(dataset: Path, version: str | None, other: str | None, as_json: bool) 
 
 
 def _diff_lines(found: VersionDifference) -> Iterator[str]:
-    from tasks.dataset.building.result import changes_text
+    from tasks.dataset.building.conversion.result import changes_text
 
     counts = {name: len(found.lists[name]) for name in ("gained", "lost", "replaced")}
     moved = f", {count(len(found.moved))} moved to another split" if found.moved else ""
@@ -134,8 +134,8 @@ def _diff_lines(found: VersionDifference) -> Iterator[str]:
 
 def _version_row(version: Path, is_current: bool, pinned_by: list[str]) -> dict[str, Any]:
     from tasks.core.files import read_json
-    from tasks.dataset.build_info import VersionChanges
-    from tasks.dataset.manifest import read_manifest
+    from tasks.dataset.version.build_info import VersionChanges
+    from tasks.dataset.version.manifest import read_manifest
 
     row = {"version": version.name, "current": is_current, "pinned_by": pinned_by, "error": None}
     build = version / "build.json"
@@ -162,7 +162,7 @@ def _version_row(version: Path, is_current: bool, pinned_by: list[str]) -> dict[
 def _version_line(row: Mapping[str, Any]) -> str:
     if row["error"] is not None:
         return f"✗ {row['version']}  {row['error']}"
-    from tasks.dataset.building.result import changes_text
+    from tasks.dataset.building.conversion.result import changes_text
 
     mark = "→" if row["current"] else " "
     changes = {**row["changes"]} if row["changes"] else None

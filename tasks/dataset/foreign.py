@@ -13,8 +13,8 @@ from tasks.core.errors import DataError
 from tasks.core.folders import LocalStore, open_store
 from tasks.core.remote.remote_shards import RemoteShard
 from tasks.core.stores import ObjectStat, Store, split_location
-from tasks.dataset.layout import FOREIGN, shard_name
-from tasks.dataset.manifest import first_problem
+from tasks.dataset.version.layout import FOREIGN, shard_name
+from tasks.dataset.version.manifest import first_problem
 
 
 class ForeignSplit(BaseModel):

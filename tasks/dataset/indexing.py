@@ -27,13 +27,16 @@ from tasks.core.files import disk_full_as_error, fsync_path, write_atomic, write
 from tasks.core.patterns import expand
 from tasks.core.remote.remote_shards import RemoteShard, cache, remote_shard
 from tasks.core.stores import is_remote, redact
-from tasks.dataset import layout, versions
-from tasks.dataset.build_info import write_build_info
 from tasks.dataset.foreign import Foreign, ForeignSplit
-from tasks.dataset.index import IndexWriter
-from tasks.dataset.layout import MANIFEST, VERSIONS, shard_name
-from tasks.dataset.manifest import Manifest, SourceSummary, SplitSummary, content_digest, version_name
-from tasks.dataset.tables import (
+from tasks.dataset.tar.format import padding, parse_sample
+from tasks.dataset.tar.reader import Cut, Gap, StoredSample, TarReader, group_samples
+from tasks.dataset.verify.tars import HashedReads
+from tasks.dataset.version import layout, versions
+from tasks.dataset.version.build_info import write_build_info
+from tasks.dataset.version.index import IndexWriter
+from tasks.dataset.version.layout import MANIFEST, VERSIONS, shard_name
+from tasks.dataset.version.manifest import Manifest, SourceSummary, SplitSummary, content_digest, version_name
+from tasks.dataset.version.tables import (
     REJECTS_SCHEMA,
     SHARDS_SCHEMA,
     ShardRecord,
@@ -41,9 +44,6 @@ from tasks.dataset.tables import (
     samples_schema,
     write_table,
 )
-from tasks.dataset.tar.format import padding, parse_sample
-from tasks.dataset.tar.reader import Cut, Gap, StoredSample, TarReader, group_samples
-from tasks.dataset.verify.tars import HashedReads
 
 KEPT = 3
 """How many versions of such a dataset are kept; they hold no tars."""

@@ -15,11 +15,11 @@ import google_crc32c
 
 from tasks.core.errors import DataError
 from tasks.dataset.foreign import foreign_split
-from tasks.dataset.index import read_index
-from tasks.dataset.layout import index_name, shard_name
 from tasks.dataset.tar.format import Sample, parse_sample
 from tasks.dataset.tar.reader import Member, TarReader, parse_foreign
 from tasks.dataset.verify.tars import kept_store
+from tasks.dataset.version.index import read_index
+from tasks.dataset.version.layout import index_name, shard_name
 
 LARGEST_MEMBER = 1 << 29
 """Members of damaged shards with more bytes are not read."""

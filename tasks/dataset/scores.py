@@ -28,10 +28,10 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.files import blake3_file, digest
 from tasks.core.schema.dataset import Limits
 from tasks.core.schema.score import ClipWeights
-from tasks.dataset.index import read_index
-from tasks.dataset.layout import INPUTS, SCORES, samples_name
-from tasks.dataset.rejects import BY_SCORE, FILTERED
-from tasks.dataset.tables import DAMAGED, ArrowBatches, ShardRecord, read_pieces, read_shards
+from tasks.dataset.version.index import read_index
+from tasks.dataset.version.layout import INPUTS, SCORES, samples_name
+from tasks.dataset.version.rejects import BY_SCORE, FILTERED
+from tasks.dataset.version.tables import DAMAGED, ArrowBatches, ShardRecord, read_pieces, read_shards
 
 CLIP_SCORE, AESTHETIC, SIMILARITY = "clip_score", "aesthetic_score", "duplicate_similarity"
 OTHERS = "others_score"

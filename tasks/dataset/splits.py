@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.core.errors import UsageError
 from tasks.dataset.keys import split_hash
-from tasks.dataset.layout import is_split
-from tasks.dataset.rejects import Reject
+from tasks.dataset.version.layout import is_split
+from tasks.dataset.version.rejects import Reject
 
 if TYPE_CHECKING:  # readers of versions import the names of splits, and need no config
     from tasks.core.schema import Splits

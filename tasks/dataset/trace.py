@@ -25,18 +25,25 @@ import pyarrow.parquet as pq
 from tasks.core.errors import DataError
 from tasks.core.screen import Progress, no_progress
 from tasks.core.units import shorten
-from tasks.dataset import quarantine
 from tasks.dataset.duplicates import LOOKS, Looks
 from tasks.dataset.formats.checks import json_object
 from tasks.dataset.formats.measures import CONSTANT
-from tasks.dataset.index import read_index
 from tasks.dataset.keys import key_of
-from tasks.dataset.layout import INPUTS, REJECTS, samples_name
-from tasks.dataset.manifest import Manifest
 from tasks.dataset.quality.columns import SampleRow
-from tasks.dataset.rejects import Reject
 from tasks.dataset.sample_reader import SampleReader
-from tasks.dataset.tables import DAMAGED, ArrowBatches, read_origins, read_pieces, read_rows, unreadable
+from tasks.dataset.version import quarantine
+from tasks.dataset.version.index import read_index
+from tasks.dataset.version.layout import INPUTS, REJECTS, samples_name
+from tasks.dataset.version.manifest import Manifest
+from tasks.dataset.version.rejects import Reject
+from tasks.dataset.version.tables import (
+    DAMAGED,
+    ArrowBatches,
+    read_origins,
+    read_pieces,
+    read_rows,
+    unreadable,
+)
 
 MOST = 20
 """The most samples that a name is reported to fit, and copies that are named."""

@@ -21,7 +21,7 @@ from tasks.core.process import available_cores
 from tasks.core.schema import Config
 from tasks.core.screen import Progress, no_progress
 from tasks.core.units import counted, number
-from tasks.dataset.layout import index_name
+from tasks.dataset.version.layout import index_name
 from tasks.diagnosis import memory
 from tasks.diagnosis.memory import LoaderSize
 from tasks.diagnosis.search import Search, Space, predicted_workers, worker_counts

@@ -23,9 +23,9 @@ from tasks.core.files import read_json
 from tasks.core.findings import Finding, Severity
 from tasks.core.schema import Config, Train
 from tasks.core.units import counted
-from tasks.dataset.index import read_index
-from tasks.dataset.layout import samples_name, sizes_name
-from tasks.dataset.manifest import Manifest
+from tasks.dataset.version.index import read_index
+from tasks.dataset.version.layout import samples_name, sizes_name
+from tasks.dataset.version.manifest import Manifest
 from tasks.diagnosis import memory
 from tasks.diagnosis.bench import PREFETCH
 from tasks.diagnosis.foreign.judgement import LARGE_PIXELS

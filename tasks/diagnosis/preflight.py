@@ -18,8 +18,8 @@ from tasks.core.findings import Finding, Report
 from tasks.core.process import available_cores
 from tasks.core.schema import Config
 from tasks.core.screen import Progress, no_progress
-from tasks.dataset.layout import resolve
-from tasks.dataset.manifest import read_manifest
+from tasks.dataset.version.layout import resolve
+from tasks.dataset.version.manifest import read_manifest
 from tasks.diagnosis import memory, own_run
 from tasks.diagnosis.foreign import judgement
 from tasks.diagnosis.foreign.case import Case, look_at_data, nothing_to_look_at

@@ -17,7 +17,7 @@ from torch import nn
 from tasks.core.errors import DataError, UsageError
 from tasks.core.schema import Config
 from tasks.dataset.tar.format import Sample
-from tasks.dataset.versions import read_manifest
+from tasks.dataset.version.versions import read_manifest
 from tasks.evaluation.contract import (
     START,
     Answered,

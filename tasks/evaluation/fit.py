@@ -14,9 +14,9 @@ from tasks.core.errors import DataError, TarmacError, UsageError
 from tasks.core.quarantine_file import Quarantined
 from tasks.core.schema import Config, TableSource, TaskSpec
 from tasks.core.units import counted
-from tasks.dataset.quarantine import rows
 from tasks.dataset.sources import open_sources
-from tasks.dataset.versions import read_manifest
+from tasks.dataset.version.quarantine import rows
+from tasks.dataset.version.versions import read_manifest
 from tasks.evaluation import evaluators
 from tasks.evaluation.contract import Evaluator, Members
 from tasks.evaluation.kinds.zero_shot import ClassReader, ZeroShot

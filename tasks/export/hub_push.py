@@ -22,7 +22,7 @@ from tasks.core import config as configs
 from tasks.core.errors import DataError, TarmacError, UsageError, first_line
 from tasks.core.files import blake3_file, read_json
 from tasks.core.screen import Progress
-from tasks.dataset.manifest import read_manifest
+from tasks.dataset.version.manifest import read_manifest
 from tasks.evaluation.results import read_result
 from tasks.export.model_card import (
     MARKER,

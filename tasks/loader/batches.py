@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from tasks.core.errors import DataError, TarmacError
 from tasks.core.quarantine_file import NAME, Quarantined
 from tasks.core.remote.remote_shards import RemoteShard
-from tasks.dataset.quarantine import rows
+from tasks.dataset.version.quarantine import rows
 from tasks.loader import worker_state
 from tasks.loader.bad import BadSampleError, OnBad, PassedOver
 from tasks.loader.collate import Collate, Packed, WorkerFailure, pack

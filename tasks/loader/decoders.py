@@ -21,8 +21,8 @@ from tasks.dataset.formats import images
 from tasks.dataset.formats.images import Reduce
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.formats.volumes.stored import Crop, StoredVolume
-from tasks.dataset.layout import CAPTIONS
-from tasks.dataset.rejects import Reject
+from tasks.dataset.version.layout import CAPTIONS
+from tasks.dataset.version.rejects import Reject
 from tasks.loader.worker_state import decoding
 
 _CAPTIONS_FIELD = f'"{CAPTIONS}"'.encode()

@@ -24,10 +24,10 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.files import digest
 from tasks.core.remote.remote_shards import RemoteShard, cache
 from tasks.dataset.foreign import foreign_split
-from tasks.dataset.index import read_index
-from tasks.dataset.layout import FOREIGN, shard_name
 from tasks.dataset.tar.format import Sample, parse_sample
 from tasks.dataset.tar.reader import parse_foreign
+from tasks.dataset.version.index import read_index
+from tasks.dataset.version.layout import FOREIGN, shard_name
 from tasks.loader import worker_state
 from tasks.loader.bad import BadSampleError, Defect, Reason
 from tasks.loader.order import OPEN_SHARDS, Order, Shuffle, order_of

@@ -19,7 +19,7 @@ from pathlib import Path
 from tasks.core.errors import DataError
 from tasks.core.folders import open_store
 from tasks.core.remote.remote_shards import RemoteShard, ShardCache, StagedShard
-from tasks.dataset.layout import shard_name
+from tasks.dataset.version.layout import shard_name
 
 CHUNK = 4096
 """Positions that are staged together: about those of a window."""

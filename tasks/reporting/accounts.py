@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.core.errors import DataError, TarmacError, first_line
-from tasks.dataset.manifest import Manifest, read_manifest
-from tasks.dataset.quarantine import Quarantined, left_out_text
-from tasks.dataset.rejects import RejectGroup, count_groups, read_groups
+from tasks.dataset.version.manifest import Manifest, read_manifest
+from tasks.dataset.version.quarantine import Quarantined, left_out_text
+from tasks.dataset.version.rejects import RejectGroup, count_groups, read_groups
 from tasks.models.held_out import held_out
 from tasks.runs.data import version_path
 from tasks.runs.identity import DataRef

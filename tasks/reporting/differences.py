@@ -20,9 +20,9 @@ from tasks.core.config import differing_keys
 from tasks.core.errors import TarmacError
 from tasks.core.schema import Config
 from tasks.core.units import NOTHING, count, shorten
-from tasks.dataset.index import read_index
-from tasks.dataset.layout import samples_name
-from tasks.dataset.manifest import read_manifest
+from tasks.dataset.version.index import read_index
+from tasks.dataset.version.layout import samples_name
+from tasks.dataset.version.manifest import read_manifest
 from tasks.reporting.evidence import RunContents
 from tasks.runs.data import version_path
 from tasks.runs.identity import DataRef

@@ -21,7 +21,7 @@ from tasks.dataset.formats.volumes import stored
 from tasks.dataset.formats.volumes.geometry import ZYX, axes_of, spacing_of
 from tasks.dataset.preview.pictures import slices
 from tasks.dataset.preview.tiles import origins_of
-from tasks.dataset.rejects import Reject
+from tasks.dataset.version.rejects import Reject
 from tasks.evaluation.results import Prediction, is_right
 from tasks.loader.bad import BadSampleError
 from tasks.loader.decoders import decode_image, decode_json, decode_text, volume_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tasks.dataset.quarantine import notice
+from tasks.dataset.version.quarantine import notice
 from tasks.runs import record
 from tasks.runs.data import left_out_by, version_path
 from tasks.runs.folder import RunFolder

@@ -12,9 +12,9 @@ from textwrap import wrap
 from tasks.core.pages import image_uri, render
 from tasks.core.schema import Config
 from tasks.core.units import count, counted, near, number
-from tasks.dataset.building.result import BuildResult
+from tasks.dataset.building.conversion.result import BuildResult
 from tasks.dataset.preview import page_path
-from tasks.dataset.rejects import reject_lines
+from tasks.dataset.version.rejects import reject_lines
 from tasks.loader.settings import LoaderSettings
 from tasks.reporting.accounts import Account, read_account
 from tasks.reporting.evidence import RunContents, collect

@@ -10,8 +10,8 @@ from typing import Any
 from tasks.core.errors import TarmacError
 from tasks.core.lock import Holder
 from tasks.dataset.building.under_way import BuildProgress, build_under_way, left_off
-from tasks.dataset.layout import CURRENT, STAGING, VERSIONS, current
-from tasks.dataset.manifest import read_manifest
+from tasks.dataset.version.layout import CURRENT, STAGING, VERSIONS, current
+from tasks.dataset.version.manifest import read_manifest
 from tasks.runs.record import RunRecord
 
 BESIDE = "data"

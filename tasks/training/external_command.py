@@ -14,7 +14,7 @@ from tasks.core.errors import UsageError
 from tasks.core.files import write_json
 from tasks.core.schema import Config, Train, TrainEngine
 from tasks.core.units import counted
-from tasks.dataset.versions import Manifest, read_manifest
+from tasks.dataset.version.versions import Manifest, read_manifest
 from tasks.models import recipes
 from tasks.models.clip.clip_options import DIGITS
 from tasks.models.external_options import OPEN_CLIP, ExternalOptions

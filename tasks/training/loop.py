@@ -23,7 +23,7 @@ from tasks.core.files import append_line, read_lines
 from tasks.core.schema import Config, Train
 from tasks.core.screen import Progress, no_progress
 from tasks.core.units import counted
-from tasks.dataset.versions import read_manifest
+from tasks.dataset.version.versions import read_manifest
 from tasks.loader import forkserver, worker_state
 from tasks.loader.bad import Budget, PassedOver, most_replaced
 from tasks.loader.batches import TRAIN

@@ -15,7 +15,7 @@ import torch
 
 from tasks.core.schema import Config
 from tasks.core.schema.training import MOST_VALIDATED
-from tasks.dataset.versions import read_manifest
+from tasks.dataset.version.versions import read_manifest
 from tasks.loader.batches import open_split
 from tasks.loader.collate import Batch
 from tasks.loader.feed import Feed

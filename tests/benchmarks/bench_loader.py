@@ -30,9 +30,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from tasks.dataset.index import INDEX
-from tasks.dataset.layout import index_name, shard_name
 from tasks.dataset.tar.writer import ShardWriter
+from tasks.dataset.version.index import INDEX
+from tasks.dataset.version.layout import index_name, shard_name
 from tasks.diagnosis.memory import tree_bytes
 from tests.benchmarks.pace import Pace
 from tests.system.foreign_env import foreign_env

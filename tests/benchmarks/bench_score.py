@@ -24,8 +24,9 @@ from safetensors.torch import save_model
 
 from tasks.core.schema import Config
 from tasks.core.screen import no_progress
-from tasks.dataset import examples, versions
+from tasks.dataset import examples
 from tasks.dataset.building.builder import build
+from tasks.dataset.version import versions
 from tasks.models import recipes
 from tasks.models.clip.openclip import open_clip
 from tasks.models.scoring import scorer

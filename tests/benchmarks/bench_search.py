@@ -24,7 +24,7 @@ from typing import Any
 from tasks.core import config as configs
 from tasks.core.process import available_cores
 from tasks.core.schema import Config
-from tasks.dataset import versions
+from tasks.dataset.version import versions
 from tasks.diagnosis.bench import BATCH_S, searched, space_of
 from tasks.diagnosis.measure import Bench, feed_of
 from tasks.loader import forkserver

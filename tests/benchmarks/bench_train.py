@@ -23,8 +23,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tasks.core.schema import Config
-from tasks.dataset import examples, versions
+from tasks.dataset import examples
 from tasks.dataset.building.builder import build
+from tasks.dataset.version import versions
 from tasks.loader.settings import LoaderSettings, write_settings
 from tasks.runs import metrics
 from tasks.runs.environment import rank_environment

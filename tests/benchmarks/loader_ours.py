@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from tasks.dataset.index import read_index
 from tasks.dataset.tar.format import Sample
+from tasks.dataset.version.index import read_index
 from tasks.loader import forkserver, worker_state
 from tasks.loader.decoders import image_of
 from tasks.loader.indexed import IndexedReader

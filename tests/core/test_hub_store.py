@@ -21,7 +21,7 @@ from tasks.core.remote import remote_stores
 from tasks.core.stores import ABSENT, Store, StoreUnreachable
 from tasks.dataset.building.builder import build
 from tasks.dataset.init import survey
-from tasks.dataset.manifest import read_manifest
+from tasks.dataset.version.manifest import read_manifest
 from tests.dataset import raw
 from tests.dataset.init.kinds import config_of
 from tests.dataset.raw import table as tables

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from tasks.core.schema import Config, ShardRules, Splits
-from tasks.dataset import versions
 from tasks.dataset.building.builder import build
-from tasks.dataset.layout import FRESH, VERIFIED
 from tasks.dataset.repair.run import Repaired, repair
 from tasks.dataset.verify.verifier import verify
+from tasks.dataset.version import versions
+from tasks.dataset.version.layout import FRESH, VERIFIED
 from tests.dataset import raw
 
 Damage = Callable[[Path], object]

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.dataset.build_info import write_build_info
-from tasks.dataset.index import INDEX
-from tasks.dataset.layout import index_name, shard_name
-from tasks.dataset.manifest import Manifest, SourceSummary, SplitSummary, content_digest
-from tasks.dataset.tables import REJECTS_SCHEMA, SHARDS_SCHEMA, ShardRecord, write_table
 from tasks.dataset.tar.writer import ShardWriter, Span
+from tasks.dataset.version.build_info import write_build_info
+from tasks.dataset.version.index import INDEX
+from tasks.dataset.version.layout import index_name, shard_name
+from tasks.dataset.version.manifest import Manifest, SourceSummary, SplitSummary, content_digest
+from tasks.dataset.version.tables import REJECTS_SCHEMA, SHARDS_SCHEMA, ShardRecord, write_table
 from tests.dataset import raw
 
 Members = Mapping[str, bytes]

@@ -22,10 +22,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.core.files import blake3_file, digest
-from tasks.dataset.build_info import seal_files
-from tasks.dataset.index import INDEX
-from tasks.dataset.manifest import SplitSummary, content_digest, read_manifest
-from tasks.dataset.tables import write_table
+from tasks.dataset.version.build_info import seal_files
+from tasks.dataset.version.index import INDEX
+from tasks.dataset.version.manifest import SplitSummary, content_digest, read_manifest
+from tasks.dataset.version.tables import write_table
 from tests.dataset.raw import shards
 
 END = shards.END

@@ -14,10 +14,10 @@ from flows.commands.plan import training_left
 from tasks.core.config import load_config
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
-from tasks.dataset import versions
 from tasks.dataset.building.builder import build
 from tasks.dataset.init import config_text, survey
-from tasks.dataset.manifest import read_manifest
+from tasks.dataset.version import versions
+from tasks.dataset.version.manifest import read_manifest
 from tasks.loader.indexed import IndexedReader
 from tasks.reporting.report import write_report
 from tasks.runs.plan import plan

@@ -9,7 +9,7 @@ from tasks.dataset import splits
 from tasks.dataset.filters import passes
 from tasks.dataset.formats import images
 from tasks.dataset.keys import key_of, shard_hash, split_hash, stem
-from tasks.dataset.rejects import Reject
+from tasks.dataset.version.rejects import Reject
 
 
 def test_a_plain_name_is_its_own_key() -> None:

@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from tasks.dataset.rejects import (
+from tasks.dataset.version.rejects import (
     COMPARED,
     LEAST,
     MEANINGS,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.dataset import versions
 from tasks.dataset.building.builder import build
+from tasks.dataset.version import versions
 from tests.dataset import raw
 
 webdataset = pytest.importorskip("webdataset")

@@ -12,8 +12,8 @@ from tasks.core import process
 from tasks.core.errors import DataError, UsageError
 from tasks.core.process import available_cores
 from tasks.core.schema import Config
-from tasks.dataset import quarantine
-from tasks.dataset.quarantine import Quarantined
+from tasks.dataset.version import quarantine
+from tasks.dataset.version.quarantine import Quarantined
 from tasks.diagnosis import bench, measure, memory, step_rate
 from tasks.diagnosis.bench import explain, readers_of, searched, space_of, tune
 from tasks.diagnosis.memory import LoaderCost, MachineLimits

@@ -19,8 +19,8 @@ from tasks.core.config import load_config
 from tasks.core.findings import Finding
 from tasks.core.schema import Config
 from tasks.dataset.building.builder import build
-from tasks.dataset.index import INDEX
-from tasks.dataset.manifest import read_manifest
+from tasks.dataset.version.index import INDEX
+from tasks.dataset.version.manifest import read_manifest
 from tasks.diagnosis import own_run, preflight
 from tasks.diagnosis.memory import LoaderCost, MachineLimits
 from tasks.diagnosis.own_run import OwnCase

@@ -12,7 +12,7 @@ import pytest
 from flows import cli
 from tasks.core import config as configs
 from tasks.core.errors import DataError
-from tasks.dataset import versions
+from tasks.dataset.version import versions
 from tasks.diagnosis import staged
 from tasks.diagnosis.staged import StagedFindings, limit_of, one_sample
 from tasks.loader.settings import LoaderSettings, Measurement

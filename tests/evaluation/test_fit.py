@@ -13,9 +13,9 @@ from tasks.core.errors import UsageError
 from tasks.core.files import read_json, write_json
 from tasks.core.schema import Config
 from tasks.core.schema.recipes import RECIPES, RecipeClasses
-from tasks.dataset import versions
 from tasks.dataset.building.builder import build
-from tasks.dataset.index import read_index
+from tasks.dataset.version import versions
+from tasks.dataset.version.index import read_index
 from tasks.evaluation.fit import require_fit, require_held_out
 from tests.conftest import ROOT, digits_config
 from tests.dataset import raw

@@ -22,9 +22,9 @@ import yaml
 from tasks.core import config as configs
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import read_json, read_lines
-from tasks.dataset import versions
 from tasks.dataset.building.builder import build
 from tasks.dataset.tar.format import Sample
+from tasks.dataset.version import versions
 from tasks.evaluation import results
 from tasks.evaluation.checkpoint import LoadedCheckpoint
 from tasks.evaluation.contract import Members

@@ -10,8 +10,8 @@ import pytest
 
 from flows.cli import main
 from tasks.core.config import load_config
-from tasks.dataset import versions
 from tasks.dataset.building.builder import build
+from tasks.dataset.version import versions
 from tests.dataset import raw
 
 COUNT = 60

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli import main
-from tasks.dataset import versions
+from tasks.dataset.version import versions
 from tests.dataset import raw
 from tests.flows.birds import json_of, output_of, published
 from tests.flows.test_cli import AS_ANYBODY, needs_rights, tarmac

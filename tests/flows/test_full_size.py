@@ -22,7 +22,7 @@ from tasks.core.config import load_config
 from tasks.core.errors import TarmacError
 from tasks.core.schema import Config, Train
 from tasks.core.schema.recipes import RECIPES, Defaults
-from tasks.dataset.manifest import read_manifest
+from tasks.dataset.version.manifest import read_manifest
 from tasks.diagnosis import own_run
 from tasks.diagnosis.own_run import OwnCase
 from tasks.models.recipes import options_type

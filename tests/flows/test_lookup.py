@@ -133,7 +133,7 @@ def test_a_trained_sample_was_not_evaluated(
 
 
 def raw_keys(version: Path, split: str) -> list[str]:
-    from tasks.dataset.tables import read_pieces
+    from tasks.dataset.version.tables import read_pieces
 
     return [
         key

@@ -22,8 +22,8 @@ from flows.commands.plan import (
 )
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
-from tasks.dataset import quarantine, versions
-from tasks.dataset.quarantine import Quarantined
+from tasks.dataset.version import quarantine, versions
+from tasks.dataset.version.quarantine import Quarantined
 from tasks.loader.settings import LoaderSettings, Measurement, write_settings
 from tasks.runs import footprint, gpus, record
 from tasks.runs.footprint import Footprint

@@ -11,8 +11,8 @@ import pytest
 from flows import cli
 from flows.staleness import stale_datasets
 from tasks.core.files import read_json, write_json
-from tasks.dataset import versions
-from tasks.dataset.layout import FRESH
+from tasks.dataset.version import versions
+from tasks.dataset.version.layout import FRESH
 from tests.flows.birds import published
 
 

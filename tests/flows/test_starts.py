@@ -21,7 +21,7 @@ from tasks import control
 from tasks.core.config import load_config
 from tasks.core.errors import TarmacError
 from tasks.core.schema import Config
-from tasks.dataset import versions
+from tasks.dataset.version import versions
 from tasks.runs import record
 from tasks.runs.folder import RunFolder
 from tasks.runs.plan import plan

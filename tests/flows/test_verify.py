@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli import main
-from tasks.dataset import versions
+from tasks.dataset.version import versions
 from tests.dataset.building.prepared import pictures, published
 from tests.flows.birds import output_of
 

@@ -10,7 +10,7 @@ import pytest
 
 from tasks.core.errors import DataError
 from tasks.dataset.formats.volumes import stored
-from tasks.dataset.index import read_index
+from tasks.dataset.version.index import read_index
 from tasks.loader import culprit
 from tasks.loader.bad import BadSampleError
 from tasks.loader.indexed import IndexedReader

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tasks.core.errors import DataError
-from tasks.dataset.quarantine import Quarantined
+from tasks.dataset.version.quarantine import Quarantined
 from tasks.loader.bad import BadSampleError
 from tasks.loader.indexed import IndexedReader
 from tests.loader import transforms

@@ -12,7 +12,7 @@ import pytest
 
 from tasks.core.errors import TarmacError
 from tasks.core.process import Identity
-from tasks.dataset.index import read_index
+from tasks.dataset.version.index import read_index
 from tasks.loader import worker_state
 from tasks.loader.decoders import image_of
 from tasks.loader.worker_state import Record, WorkerStage, WorkerState, WorkerStates

@@ -22,10 +22,10 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.schema import Config
 from tasks.core.screen import no_progress
 from tasks.dataset.building.builder import build
-from tasks.dataset.manifest import read_manifest
-from tasks.dataset.tables import read_shards
 from tasks.dataset.verify.verifier import verify
-from tasks.dataset.versions import publish
+from tasks.dataset.version.manifest import read_manifest
+from tasks.dataset.version.tables import read_shards
+from tasks.dataset.version.versions import publish
 from tasks.loader.indexed import IndexedReader
 from tasks.models import recipes
 from tasks.models.clip.pictures import normalised

@@ -14,8 +14,8 @@ from tasks.core import config as configs
 from tasks.core.files import link_atomic
 from tasks.core.schema import Config
 from tasks.dataset.building.builder import build
-from tasks.dataset.manifest import read_manifest
-from tasks.dataset.versions import publish
+from tasks.dataset.version.manifest import read_manifest
+from tasks.dataset.version.versions import publish
 from tasks.evaluation import results
 from tasks.evaluation.expected import wanted_of
 from tasks.evaluation.results import EvaluationResult, Prediction

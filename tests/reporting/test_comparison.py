@@ -16,7 +16,7 @@ from flows import cli
 from tasks.core import config as configs
 from tasks.core.files import link_atomic
 from tasks.dataset.building.builder import build
-from tasks.dataset.versions import publish
+from tasks.dataset.version.versions import publish
 from tasks.evaluation import results
 from tasks.evaluation.results import EvaluationResult
 from tasks.evaluation.samples import Formula, JudgedSamples, read_samples

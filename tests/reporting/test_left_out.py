@@ -12,8 +12,8 @@ from flows.commands.training import show_up_to_date
 from tasks import train as stage
 from tasks.core import config as configs
 from tasks.core.schema import Config
-from tasks.dataset import quarantine
-from tasks.dataset.quarantine import Quarantined
+from tasks.dataset.version import quarantine
+from tasks.dataset.version.quarantine import Quarantined
 from tasks.reporting.left_out import left_out
 from tasks.runs.data import version_path
 from tasks.runs.folder import RunFolder

@@ -19,8 +19,8 @@ from tasks.core.quarantine_file import Quarantined, to_text
 from tasks.core.schema import Config
 from tasks.core.schema.training import BestMetric
 from tasks.dataset.building.builder import build
-from tasks.dataset.index import read_index
-from tasks.dataset.manifest import read_manifest
+from tasks.dataset.version.index import read_index
+from tasks.dataset.version.manifest import read_manifest
 from tasks.evaluation.expected import wanted_of
 from tasks.evaluation.results import Prediction
 from tasks.loader.indexed import IndexedReader

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tasks.core import config as configs
-from tasks.dataset.building.result import BuildResult
+from tasks.dataset.building.conversion.result import BuildResult
 from tasks.reporting import summary
 from tasks.runs import record
 from tests.reporting.finished_run import finished_run, make_config

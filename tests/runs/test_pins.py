@@ -4,7 +4,7 @@ import shutil
 import socket
 from pathlib import Path
 
-from tasks.dataset import versions
+from tasks.dataset.version import versions
 from tasks.runs.plan import plan
 from tests.runs.test_plan import changed, make_version
 from tests.supervision.fakes import make_config

@@ -10,7 +10,7 @@ import pytest
 from tasks.core import config as configs
 from tasks.core.errors import DataError
 from tasks.core.quarantine_file import NAME, Quarantined, to_text
-from tasks.dataset import quarantine
+from tasks.dataset.version import quarantine
 from tasks.runs import record
 from tasks.runs.data import left_out_by, train_samples
 from tasks.runs.plan import locate, plan, resolve

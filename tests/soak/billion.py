@@ -19,8 +19,8 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 
-from tasks.dataset.index import INDEX, _header
-from tasks.dataset.layout import index_name, shard_name
+from tasks.dataset.version.index import INDEX, _header
+from tasks.dataset.version.layout import index_name, shard_name
 from tasks.loader.feed import Feed
 from tasks.loader.lanes import Lane, lane_count
 from tasks.loader.order import order_of, rank_positions

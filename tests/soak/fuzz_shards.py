@@ -29,7 +29,7 @@ from PIL import Image
 
 from tasks.core.findings import Finding
 from tasks.dataset.building.builder import build
-from tasks.dataset.index import read_index
+from tasks.dataset.version.index import read_index
 from tests.dataset import raw, tampering
 from tests.dataset.raw import shards
 from tests.dataset.verify.judging import as_lines, judged

@@ -25,9 +25,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.core.schema import Config
-from tasks.dataset import versions
 from tasks.dataset.building.builder import build
-from tasks.dataset.layout import FRESH
+from tasks.dataset.version import versions
+from tasks.dataset.version.layout import FRESH
 from tests.dataset import raw
 
 SAMPLES = 240

@@ -16,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 from blake3 import blake3
 
-from tasks.dataset.build_info import write_build_info
-from tasks.dataset.index import INDEX
-from tasks.dataset.manifest import Manifest, SourceSummary, SplitSummary, content_digest
-from tasks.dataset.tables import TableWriter, write_table
 from tasks.dataset.tar.format import END, header, padding
+from tasks.dataset.version.build_info import write_build_info
+from tasks.dataset.version.index import INDEX
+from tasks.dataset.version.manifest import Manifest, SourceSummary, SplitSummary, content_digest
+from tasks.dataset.version.tables import TableWriter, write_table
 from tests.dataset import raw
 from tests.dataset.handmade import FACTS
 

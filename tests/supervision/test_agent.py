@@ -18,7 +18,7 @@ from tasks.core.config import load_config
 from tasks.core.errors import DataError, Withdrawn
 from tasks.core.files import read_json
 from tasks.core.process import Identity
-from tasks.dataset.layout import resolve
+from tasks.dataset.version.layout import resolve
 from tasks.evaluation.best import BestCheckpoint
 from tasks.runs import ledger, metrics, record
 from tasks.runs.data import version_path

@@ -11,7 +11,7 @@ import pytest
 from flows.cli import main
 from flows.operate import start
 from tasks.core.config import load_config
-from tasks.dataset.versions import resolve
+from tasks.dataset.version.versions import resolve
 from tasks.models import hub
 from tasks.runs.plan import locate
 from tests.flows.birds import make_project, output_of, published

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.dataset import versions
+from tasks.dataset.version import versions
 from tasks.loader.settings import LoaderSettings, write_settings
 from tasks.runs.plan import plan
 from tasks.supervision import launch

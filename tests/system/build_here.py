@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tasks.core.config import load_config
-from tasks.dataset.building import convert
 from tasks.dataset.building.builder import build
+from tasks.dataset.building.conversion import convert
 from tests.dataset.raw import contents
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from flows.cli import main
 from tasks.core.schema import Config
-from tasks.dataset import versions
+from tasks.dataset.version import versions
 from tasks.loader.settings import LoaderSettings, write_settings
 from tasks.models import hub
 from tasks.runs.plan import plan

@@ -20,7 +20,7 @@ import pytest
 from PIL import Image
 
 from tasks.core.files import read_json
-from tasks.dataset.versions import resolve
+from tasks.dataset.version.versions import resolve
 from tasks.loader.indexed import IndexedReader
 from tests.dataset import raw
 from tests.services import BIN

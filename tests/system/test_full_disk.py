@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tasks.core.errors import DataError
-from tasks.dataset import versions
 from tasks.dataset.building.builder import build
+from tasks.dataset.version import versions
 from tests.dataset import raw
 from tests.disks import grow, small_disk
 from tests.soak import kill_builds

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks.dataset import versions
 from tasks.dataset.building.builder import build
-from tasks.dataset.manifest import Manifest
 from tasks.dataset.verify.verifier import verify
+from tasks.dataset.version import versions
+from tasks.dataset.version.manifest import Manifest
 from tests.dataset import raw
 from tests.system.foreign_env import PINS, foreign_env
 

@@ -13,7 +13,7 @@ from tasks.dataset.building.builder import build
 from tasks.dataset.preview import write_look
 from tasks.dataset.preview.faults import Checked
 from tasks.dataset.verify.verifier import verify
-from tasks.dataset.versions import publish
+from tasks.dataset.version.versions import publish
 from tasks.diagnosis.examination import save_doctor_page
 from tasks.reporting.report import write_report
 from tests.dataset.preview.test_quality_tab import config_of

@@ -21,11 +21,11 @@ from tasks.core.patterns import expand
 from tasks.core.remote import remote_stores
 from tasks.core.schema import Config
 from tasks.core.stores import ABSENT, StoreUnreachable
-from tasks.dataset import mirror, versions
 from tasks.dataset.building.builder import build
-from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import Source, open_sources
 from tasks.dataset.verify.verifier import verify
+from tasks.dataset.version import mirror, versions
+from tasks.dataset.version.rejects import Reject
 from tests import s3
 from tests.dataset import raw
 from tests.dataset.raw import image_folder

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tasks.core.files import read_json, read_lines
-from tasks.dataset import versions
+from tasks.dataset.version import versions
 from tasks.loader import worker_state
 from tasks.loader.settings import LoaderSettings, write_settings
 from tasks.runs.plan import plan

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tasks.core import config as configs
 from tasks.core.process import Identity
-from tasks.dataset import versions
+from tasks.dataset.version import versions
 from tasks.loader.settings import LoaderSettings, read_settings, write_settings
 from tasks.runs import metrics, phases
 from tasks.runs.checkpoints import list_checkpoints

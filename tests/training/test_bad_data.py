@@ -12,10 +12,10 @@ import pytest
 from flows.commands.status import status as status_command
 from tasks.core.errors import DataError
 from tasks.core.files import read_lines
-from tasks.dataset import quarantine, versions
-from tasks.dataset.index import read_index
-from tasks.dataset.quarantine import Quarantined
-from tasks.dataset.tables import read_table
+from tasks.dataset.version import quarantine, versions
+from tasks.dataset.version.index import read_index
+from tasks.dataset.version.quarantine import Quarantined
+from tasks.dataset.version.tables import read_table
 from tasks.loader.bad import BadSampleError
 from tasks.reporting.report import is_current, write_report
 from tasks.runs.checkpoints import list_checkpoints

@@ -26,7 +26,7 @@ from tasks.core.files import write_json
 from tasks.core.lock import Lease
 from tasks.core.process import Identity
 from tasks.core.schema import Train
-from tasks.dataset import versions
+from tasks.dataset.version import versions
 from tasks.evaluation.checkpoint import LoadedCheckpoint
 from tasks.loader.settings import read_settings
 from tasks.models import recipes

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from tasks.core.errors import DataError, OtherRankError, UsageError
 from tasks.core.files import read_json, write_json
 from tasks.core.schema.recipes import RECIPES, RecipeClasses
-from tasks.dataset import versions
+from tasks.dataset.version import versions
 from tasks.models.clip.clip import ClipTask
 from tasks.models.task import ALL, Features, Loss
 from tasks.runs import phases

@@ -20,8 +20,8 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.files import link_atomic
 from tasks.core.schema import Config
 from tasks.dataset.building.builder import build
-from tasks.dataset.layout import LENGTHS
-from tasks.dataset.manifest import read_manifest
+from tasks.dataset.version.layout import LENGTHS
+from tasks.dataset.version.manifest import read_manifest
 from tasks.diagnosis import bench, measure, memory, own_run, step_rate
 from tasks.diagnosis.own_run import OwnCase
 from tasks.loader.bad import BadSampleError

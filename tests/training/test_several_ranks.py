@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from tasks.core import config as configs
 from tasks.core.files import read_json, write_atomic
-from tasks.dataset import versions
+from tasks.dataset.version import versions
 from tasks.runs import phases
 from tasks.runs.checkpoints import list_checkpoints
 from tasks.runs.environment import Meeting

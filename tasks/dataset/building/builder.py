@@ -29,17 +29,10 @@ from tasks.core.files import FULL, disk_full_as_error
 from tasks.core.lock import Held, Lease
 from tasks.core.schema import Config
 from tasks.core.screen import Progress, no_progress
-from tasks.dataset import layout, quarantine
-from tasks.dataset.build_info import read_build_info
-from tasks.dataset.building import assemble, changes
-from tasks.dataset.building.catalogue import Catalogue, RejectedSample
-from tasks.dataset.building.convert import convert_all
-from tasks.dataset.building.fingerprint import CONVERTER, another_converter, packages
-from tasks.dataset.building.freshness import is_up_to_date, sweep_surveys, unchanged
-from tasks.dataset.building.listing import SourceListing
-from tasks.dataset.building.result import BuildResult
-from tasks.dataset.building.score_rules import ScoreRules
-from tasks.dataset.building.staging import (
+from tasks.dataset.building.conversion import assemble
+from tasks.dataset.building.conversion.convert import convert_all
+from tasks.dataset.building.conversion.result import BuildResult
+from tasks.dataset.building.conversion.staging import (
     converted_shards,
     known_shards,
     note_rejects,
@@ -49,17 +42,25 @@ from tasks.dataset.building.staging import (
     sweep,
     write_rules,
 )
-from tasks.dataset.building.tally import BudgetExceeded, BuildTally, counted
+from tasks.dataset.building.conversion.tally import BudgetExceeded, BuildTally, counted
+from tasks.dataset.building.fingerprint import CONVERTER, another_converter, packages
+from tasks.dataset.building.freshness import is_up_to_date, sweep_surveys, unchanged
+from tasks.dataset.building.listed import changes
+from tasks.dataset.building.listed.catalogue import Catalogue, RejectedSample
+from tasks.dataset.building.listing import SourceListing
+from tasks.dataset.building.score_rules import ScoreRules
 from tasks.dataset.building.under_way import ProgressFile
-from tasks.dataset.layout import INPUTS, LEASE, REJECTS, STAGING
-from tasks.dataset.manifest import Manifest, read_manifest, version_name
-from tasks.dataset.rejects import ACCEPTED
-from tasks.dataset.tables import give_memory_back
+from tasks.dataset.version import layout, quarantine
+from tasks.dataset.version.build_info import read_build_info
+from tasks.dataset.version.layout import INPUTS, LEASE, REJECTS, STAGING
+from tasks.dataset.version.manifest import Manifest, read_manifest, version_name
+from tasks.dataset.version.rejects import ACCEPTED
+from tasks.dataset.version.tables import give_memory_back
 
 __all__ = ["BuildResult", "build", "is_up_to_date"]
 
 logger = logging.getLogger(__name__)
-PRELOAD = "tasks.dataset.building.preload"
+PRELOAD = "tasks.dataset.building.conversion.preload"
 """Imported only by the process that workers are forked from."""
 
 
@@ -89,7 +90,9 @@ def build(
         progress = kept = ProgressFile(output, progress)
         listing = SourceListing(config, output / STAGING, progress)  # reports a wrong config before any write
         if config.dataset.mirror is not None:
-            from tasks.dataset import mirror  # not above, or workers would wait for this import as well
+            from tasks.dataset.version import (
+                mirror,  # not above, or workers would wait for this import as well
+            )
 
             mirror.require_reachable(config.dataset.mirror)
         with (

@@ -14,11 +14,12 @@ from tasks.core.patterns import base_folder, would_match
 from tasks.core.schema import ChatSource, Dataset, ShardsSource, TableSource
 from tasks.core.schema import Source as SourceConfig
 from tasks.core.stores import is_remote
-from tasks.dataset import filters, splits, versions
-from tasks.dataset.layout import STAGING, VERSIONS
+from tasks.dataset import filters, splits
 from tasks.dataset.modalities import MODALITIES, rules_on_fields
 from tasks.dataset.sources import Source, of_containers, open_sources
 from tasks.dataset.sources.tabular import require
+from tasks.dataset.version import versions
+from tasks.dataset.version.layout import STAGING, VERSIONS
 
 MADE = (
     "versions/0/train/000000.tar",
@@ -40,7 +41,7 @@ def check_sources(dataset: Dataset) -> list[Source]:
     _require_known_sizes(dataset)
     MODALITIES[dataset.modality].check(dataset)
     if dataset.mirror is not None:
-        from tasks.dataset import mirror  # imports fsspec, which is slow
+        from tasks.dataset.version import mirror  # imports fsspec, which is slow
 
         mirror.check_mirror(dataset.mirror)
     _require_apart(dataset)

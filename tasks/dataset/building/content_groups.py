@@ -29,14 +29,14 @@ from tasks.core.files import write_atomic
 from tasks.core.schema import Config
 from tasks.core.screen import Progress
 from tasks.dataset import duplicates, splits
-from tasks.dataset.building.catalogue import NAME, Catalogue, ListedSample
-from tasks.dataset.building.convert import converter
+from tasks.dataset.building.conversion.convert import converter
+from tasks.dataset.building.conversion.staging import JOBS, write_rules
 from tasks.dataset.building.fingerprint import rules_digest
-from tasks.dataset.building.staging import JOBS, write_rules
+from tasks.dataset.building.listed.catalogue import NAME, Catalogue, ListedSample
 from tasks.dataset.formats.measures import FINE_BYTES, SPECTRUM_BYTES
 from tasks.dataset.keys import split_hash
-from tasks.dataset.layout import LOOKS
-from tasks.dataset.rejects import Reject
+from tasks.dataset.version.layout import LOOKS
+from tasks.dataset.version.rejects import Reject
 
 PER_FILE = 2048
 """Samples per file of measures, at most on average."""

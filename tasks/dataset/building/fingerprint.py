@@ -20,11 +20,11 @@ from pydantic import ValidationError
 from tasks.core.errors import DataError
 from tasks.core.files import digest
 from tasks.core.schema import Config, Dataset
-from tasks.dataset.build_info import read_build_info
 from tasks.dataset.formats import images
 from tasks.dataset.modalities import MODALITIES
 from tasks.dataset.sources import Container, RawSample, Source
 from tasks.dataset.tar.format import Members
+from tasks.dataset.version.build_info import read_build_info
 
 NOT_SHAPING = {
     "output",

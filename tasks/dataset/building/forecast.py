@@ -23,26 +23,26 @@ from tasks.core.schema import Config
 from tasks.core.screen import Progress, no_progress
 from tasks.core.units import counted as counted_text
 from tasks.core.units import size as size_text
-from tasks.dataset import layout
-from tasks.dataset.build_info import read_build_info
-from tasks.dataset.building.catalogue import Catalogue
-from tasks.dataset.building.changes import since
-from tasks.dataset.building.convert import Converter, converter
+from tasks.dataset.building.conversion.convert import Converter, converter
+from tasks.dataset.building.conversion.sidecar import counted_reasons
+from tasks.dataset.building.conversion.staging import known_shards, staged, write_rules
+from tasks.dataset.building.conversion.tally import BuildTally, counted
 from tasks.dataset.building.fingerprint import another_converter, config_digest
 from tasks.dataset.building.freshness import is_for_the_same, unchanged
+from tasks.dataset.building.listed.catalogue import Catalogue
+from tasks.dataset.building.listed.changes import since
+from tasks.dataset.building.listed.shard_plan import PlannedShard
+from tasks.dataset.building.listed.spill import FOLDER, read_spilled
 from tasks.dataset.building.listing import SourceListing
 from tasks.dataset.building.score_rules import ScoreRules
-from tasks.dataset.building.shard_plan import PlannedShard
-from tasks.dataset.building.sidecar import counted_reasons
-from tasks.dataset.building.spill import FOLDER, read_spilled
-from tasks.dataset.building.staging import known_shards, staged, write_rules
-from tasks.dataset.building.tally import BuildTally, counted
 from tasks.dataset.building.under_way import build_under_way
-from tasks.dataset.layout import STAGING
-from tasks.dataset.manifest import read_manifest
 from tasks.dataset.sources.protocol import is_by_row
 from tasks.dataset.tar.format import span_bytes
 from tasks.dataset.tar.writer import ShardWriter
+from tasks.dataset.version import layout
+from tasks.dataset.version.build_info import read_build_info
+from tasks.dataset.version.layout import STAGING
+from tasks.dataset.version.manifest import read_manifest
 
 TRIED = 20
 STATED = 200

@@ -22,10 +22,10 @@ from tasks.core.errors import DataError
 from tasks.core.files import blake3_file, digest, disk_full_as_error, read_json
 from tasks.core.process import Identity
 from tasks.core.schema import Config, Dataset
-from tasks.dataset import versions
-from tasks.dataset.build_info import BuildInfo, FileSeal, read_build_info
-from tasks.dataset.layout import MANIFEST, MIRRORED, current
-from tasks.dataset.manifest import rejects_allowed, version_name
+from tasks.dataset.version import versions
+from tasks.dataset.version.build_info import BuildInfo, FileSeal, read_build_info
+from tasks.dataset.version.layout import MANIFEST, MIRRORED, current
+from tasks.dataset.version.manifest import rejects_allowed, version_name
 
 HASHED_BYTES = 64_000_000
 """Reading more than this would make a build that has nothing to do slow."""

@@ -25,7 +25,9 @@ from tasks.core.schema import Config
 from tasks.core.schema.dataset import CONTENT
 from tasks.core.screen import Progress, no_progress
 from tasks.dataset import filters, splits
-from tasks.dataset.building.catalogue import (
+from tasks.dataset.building.check import check_sources, measured_rules, scored_rules
+from tasks.dataset.building.fingerprint import Fingerprint, members_digest, rules_digest, source_digests
+from tasks.dataset.building.listed.catalogue import (
     NAME,
     SCHEMA,
     SOURCE_BITS,
@@ -34,16 +36,14 @@ from tasks.dataset.building.catalogue import (
     ListedSample,
     RejectedSample,
 )
-from tasks.dataset.building.check import check_sources, measured_rules, scored_rules
-from tasks.dataset.building.fingerprint import Fingerprint, members_digest, rules_digest, source_digests
-from tasks.dataset.building.spill import FOLDER, Spill, is_whole
+from tasks.dataset.building.listed.spill import FOLDER, Spill, is_whole
 from tasks.dataset.keys import key_of, shard_hash
-from tasks.dataset.manifest import passed_over_lines
-from tasks.dataset.rejects import Reject, printable
 from tasks.dataset.sources import Container, RawSample, of_containers, of_files
 from tasks.dataset.sources.protocol import is_by_row
 from tasks.dataset.sources.shards import Shards
 from tasks.dataset.tar.format import span_bytes
+from tasks.dataset.version.manifest import passed_over_lines
+from tasks.dataset.version.rejects import Reject, printable
 
 AT_ONCE = 1000
 """Samples per write and per progress report."""

@@ -23,8 +23,6 @@ from tasks.core.errors import UsageError
 from tasks.core.files import fsync_path
 from tasks.core.schema import Config
 from tasks.core.schema.dataset import Limits
-from tasks.dataset.layout import current
-from tasks.dataset.rejects import BY_SCORE, FILTERED
 from tasks.dataset.scores import (
     AESTHETIC,
     SIMILARITY,
@@ -35,7 +33,9 @@ from tasks.dataset.scores import (
     scores_folder,
     state_digest,
 )
-from tasks.dataset.tables import ArrowBatches, read_shards
+from tasks.dataset.version.layout import current
+from tasks.dataset.version.rejects import BY_SCORE, FILTERED
+from tasks.dataset.version.tables import ArrowBatches, read_shards
 
 NEEDED = {AESTHETIC: "aesthetic", SIMILARITY: "semdedup"}
 """The key of the score block without which there are no such scores."""

@@ -14,7 +14,7 @@ from tasks.core.files import read_json, write_json
 from tasks.core.lock import Holder, holder_of
 from tasks.core.pace import how_far
 from tasks.core.screen import Progress
-from tasks.dataset.layout import LEASE, PROGRESS, STAGING
+from tasks.dataset.version.layout import LEASE, PROGRESS, STAGING
 
 INTERVAL_S = 2.0
 

@@ -19,7 +19,7 @@ from unicodedata import category
 
 from tasks.dataset.formats import Unjudged, images, npy, tensors, zips
 from tasks.dataset.formats.volumes import stored
-from tasks.dataset.rejects import Reason, Reject
+from tasks.dataset.version.rejects import Reason, Reject
 
 UNSEEN = ("Cc", "Cf", "Zs", "Zl", "Zp")
 """Unicode's categories of control characters, of formatting such as zero-width spaces, and of white space."""

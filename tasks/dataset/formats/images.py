@@ -39,7 +39,7 @@ from tasks.core.schema import ImageRules
 from tasks.core.schema.dataset import MOST_PIXELS
 from tasks.dataset.formats import jpeg, measures, png
 from tasks.dataset.formats.signatures import described, image_kind, is_lossless_webp
-from tasks.dataset.rejects import Reject
+from tasks.dataset.version.rejects import Reject
 
 logger = logging.getLogger(__name__)
 

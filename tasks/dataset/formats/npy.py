@@ -17,8 +17,8 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from tasks.dataset.formats import zips
-from tasks.dataset.rejects import Reject
 from tasks.dataset.tar.format import Buffer
+from tasks.dataset.version.rejects import Reject
 
 MAGIC = npy.MAGIC_PREFIX
 LARGEST_BYTES = 4 << 30

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.dataset.formats import Unjudged, zips
-from tasks.dataset.rejects import Reason, Reject
+from tasks.dataset.version.rejects import Reason, Reject
 
 LARGEST_BYTES = 32 << 20
 """The largest unpacked file; MobileCLIP's embeddings have 0.2 MB per sample."""

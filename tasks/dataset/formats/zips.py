@@ -18,7 +18,7 @@ from typing import IO, cast
 
 from tasks.core.files import CHUNK
 from tasks.core.stores import StoreUnreachable
-from tasks.dataset.rejects import Reason, Reject
+from tasks.dataset.version.rejects import Reason, Reject
 
 COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 MOST_ENTRIES = 1000

@@ -45,11 +45,11 @@ from tasks.dataset.init.evidence import (
 from tasks.dataset.init.image_places import ImagePlace, is_image_there, place_of_images
 from tasks.dataset.init.inventory import IMAGES, Inventory, suffix_of
 from tasks.dataset.keys import stem
-from tasks.dataset.layout import CAPTIONS
 from tasks.dataset.sources.fields import object_of
 from tasks.dataset.sources.image_folder import HEIC, UNREAD, UNSTORABLE
 from tasks.dataset.sources.raw_files import read_file
 from tasks.dataset.splits import FOLDERS
+from tasks.dataset.version.layout import CAPTIONS
 
 GROUP_NAMES = ("patient", "subject", "patient_id", "subject_id", "group", "group_id", "product_id", "user_id")
 _MONTH = (

@@ -28,10 +28,10 @@ from tasks.dataset.init.evidence import (
 from tasks.dataset.init.image_places import place_of_images
 from tasks.dataset.init.inventory import IMAGES, Inventory, suffix_of
 from tasks.dataset.modalities.chat import RATINGS
-from tasks.dataset.rejects import Reject
 from tasks.dataset.sources.chat_rows import RATED, SUFFIXES
 from tasks.dataset.sources.chat_turns import DATA_URI, FORMS, Dialogue, form_of, pair_turns
 from tasks.dataset.sources.raw_files import read_start
+from tasks.dataset.version.rejects import Reject
 
 SUGGESTED = 3
 PAIR = {"user", "assistant"}

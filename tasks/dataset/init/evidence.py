@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 from tasks.core.errors import TarmacError
 from tasks.core.stores import StoreUnreachable
 from tasks.core.units import parse_size, shorten
-from tasks.dataset.rejects import Reject
+from tasks.dataset.version.rejects import Reject
 
 LOOKED_AT = 20
 """Files or cells of one kind that are examined where examining them is cheap."""

@@ -19,8 +19,8 @@ from tasks.core.stores import ABSENT, AHEAD, Store, StoreUnreachable, is_hidden,
 from tasks.core.units import count, counted
 from tasks.dataset.formats import images
 from tasks.dataset.init.evidence import LONGEST, LOOKED_AT, shown, spread
-from tasks.dataset.manifest import passed_over_lines
 from tasks.dataset.sources.raw_files import COMPRESSED, hidden_kind
+from tasks.dataset.version.manifest import passed_over_lines
 
 MOST_FILES = 200_000
 """File names to list at most."""

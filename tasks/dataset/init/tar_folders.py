@@ -30,11 +30,11 @@ from tasks.dataset.init.evidence import (
 )
 from tasks.dataset.init.inventory import Inventory
 from tasks.dataset.modalities import reinforced
-from tasks.dataset.rejects import Reject
 from tasks.dataset.sources.fields import object_of
 from tasks.dataset.sources.raw_files import COMPRESSED
 from tasks.dataset.sources.tar_samples import contents_of
 from tasks.dataset.tar.reader import Member, StoredSample, TarReader, group_samples
+from tasks.dataset.version.rejects import Reject
 
 MOST_FOLDERS = 8
 TARS = 3

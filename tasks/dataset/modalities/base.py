@@ -8,8 +8,8 @@ from enum import Enum
 from typing import NamedTuple
 
 from tasks.core.schema import Dataset
-from tasks.dataset.rejects import Reason
 from tasks.dataset.tar.format import Buffer, Members
+from tasks.dataset.version.rejects import Reason
 
 
 class Statistic(Enum):

@@ -22,8 +22,8 @@ from tasks.dataset.formats.captions import text_hash
 from tasks.dataset.formats.checks import is_blank, json_object
 from tasks.dataset.modalities.base import AcceptedSample, MemberFault, Modality, Statistic
 from tasks.dataset.modalities.image_text import OF_IMAGE, image_statistics, judge_each, judge_json
-from tasks.dataset.rejects import Reject
 from tasks.dataset.tar.format import Members
+from tasks.dataset.version.rejects import Reject
 
 RATINGS = ("relevance", "image_correspondence", "visual_dependency", "formatting")
 """The kinds of rating of a turn; a raw row names them `relevance_ratings` and so on."""

@@ -23,8 +23,8 @@ from tasks.dataset.modalities.base import (
     Statistic,
     Statistics,
 )
-from tasks.dataset.rejects import Reject
 from tasks.dataset.tar.format import Members
+from tasks.dataset.version.rejects import Reject
 
 OF_IMAGE: Mapping[str, Statistic] = {
     **dict.fromkeys(("width", "height", "frames"), Statistic.COUNT),

@@ -32,8 +32,8 @@ from tasks.dataset.formats.checks import is_blank, json_object
 from tasks.dataset.formats.tensors import UNSOUND
 from tasks.dataset.modalities import image_text
 from tasks.dataset.modalities.base import AcceptedSample, MemberFault, Modality, Statistic, missing
-from tasks.dataset.rejects import Reason, Reject
 from tasks.dataset.tar.format import Members
+from tasks.dataset.version.rejects import Reason, Reject
 
 logger = logging.getLogger(__name__)
 

@@ -36,8 +36,8 @@ from tasks.dataset.formats.volumes.resample import resample
 from tasks.dataset.formats.volumes.stored import StoredVolume
 from tasks.dataset.modalities.base import AcceptedSample, MemberFault, Modality, Statistic
 from tasks.dataset.modalities.image_text import OF_CAPTION, caption_statistics, judge_each, judge_json
-from tasks.dataset.rejects import Reject
 from tasks.dataset.tar.format import Members
+from tasks.dataset.version.rejects import Reject
 
 CHECKSUMS = "chunk_crc32c"
 DIFFERS = f"its chunks differ from {CHECKSUMS} in json"

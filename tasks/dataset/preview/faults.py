@@ -19,12 +19,12 @@ from tasks.core.errors import DataError
 from tasks.core.findings import Finding, Report
 from tasks.core.quarantine_file import home
 from tasks.core.units import count, counted
-from tasks.dataset import quarantine
-from tasks.dataset.layout import BUILD, MANIFEST, SHARDS
 from tasks.dataset.preview.samples import SHOWN_PER_SPLIT
 from tasks.dataset.preview.tiles import Tile, legible, tile_of, without_folder
 from tasks.dataset.sample_reader import salvage
 from tasks.dataset.verify.findings import LEFT, NOT_DECODED, NOT_READ, weight
+from tasks.dataset.version import quarantine
+from tasks.dataset.version.layout import BUILD, MANIFEST, SHARDS
 
 DATASET = "DATASET"
 """Stands for the dataset in commands if its name is not known."""

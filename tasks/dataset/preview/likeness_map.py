@@ -21,8 +21,8 @@ from tasks.core.errors import DataError
 from tasks.core.screen import Progress
 from tasks.dataset.preview.pictures import Picture, encode
 from tasks.dataset.preview.tiles import glimpse, legible, origins_of
-from tasks.dataset.rejects import Reject
 from tasks.dataset.sample_reader import SampleReader, spread
+from tasks.dataset.version.rejects import Reject
 
 MOST = 192
 MODALITIES = ("image_text", "reinforced", "chat")

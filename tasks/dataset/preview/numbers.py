@@ -23,9 +23,9 @@ from tasks.core.charts import BarLayout, Bars, layout_bars
 from tasks.core.errors import DataError
 from tasks.core.screen import Progress, no_progress
 from tasks.core.units import count, counted, number, percent
-from tasks.dataset.layout import samples_name
 from tasks.dataset.sample_reader import SampleReader, spread
-from tasks.dataset.tables import DAMAGED, ShardRecord, read_pieces
+from tasks.dataset.version.layout import samples_name
+from tasks.dataset.version.tables import DAMAGED, ShardRecord, read_pieces
 
 KEPT = 200_000
 """Values per column that quantiles and bars are made of: a share of 1 % is right to within 0.1 %."""

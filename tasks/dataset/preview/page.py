@@ -22,9 +22,6 @@ from tasks.core.pages import render
 from tasks.core.quarantine_file import home
 from tasks.core.schema.dataset import Dataset
 from tasks.core.screen import Progress, no_progress
-from tasks.dataset.build_info import read_build_info
-from tasks.dataset.layout import CURRENT, SHARDS, linked, resolve
-from tasks.dataset.manifest import Manifest, passed_over_lines, read_manifest
 from tasks.dataset.preview import numbers
 from tasks.dataset.preview.faults import Checked, Faults, commands, faults_of, faulty_tiles, is_built
 from tasks.dataset.preview.likeness_map import MODALITIES as MAPPED
@@ -37,9 +34,12 @@ from tasks.dataset.quality.assessment import kept_assessment
 from tasks.dataset.quality.examine import examine, keep
 from tasks.dataset.quality.scored import kept_scores, score_chart
 from tasks.dataset.quality.verdict import judge
-from tasks.dataset.rejects import RejectGroup, count_groups, read_groups
 from tasks.dataset.sample_reader import SampleReader
-from tasks.dataset.tables import read_shards
+from tasks.dataset.version.build_info import read_build_info
+from tasks.dataset.version.layout import CURRENT, SHARDS, linked, resolve
+from tasks.dataset.version.manifest import Manifest, passed_over_lines, read_manifest
+from tasks.dataset.version.rejects import RejectGroup, count_groups, read_groups
+from tasks.dataset.version.tables import read_shards
 
 LEAK_BUDGET: float = Dataset.model_fields["leak_budget"].default
 NO_TOKENS = "Tokens per caption are left out: tarmac look DATASET counts them where open_clip is installed."

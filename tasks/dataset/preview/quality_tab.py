@@ -24,7 +24,7 @@ from tasks.dataset.preview.numbers import NumberColumn, merged
 from tasks.dataset.preview.tiles import ORIGIN, Tile, compact_tile, legible
 from tasks.dataset.quality.assessment import BLURRED, BORDER, Assessment, Cluster, Found, ShownSample
 from tasks.dataset.sample_reader import SampleReader
-from tasks.dataset.tables import SampleOrigin
+from tasks.dataset.version.tables import SampleOrigin
 
 GROUPS, MEMBERS, WORST = 8, 6, 7
 """The most groups of copies that are shown, samples of each, and samples of any other kind."""

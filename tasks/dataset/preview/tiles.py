@@ -34,10 +34,10 @@ from tasks.dataset.preview.pictures import (
     slices,
     thumbnail,
 )
-from tasks.dataset.rejects import Reject, printable
 from tasks.dataset.sample_reader import SampleReader, spread
-from tasks.dataset.tables import read_origins
 from tasks.dataset.tar.format import Sample
+from tasks.dataset.version.rejects import Reject, printable
+from tasks.dataset.version.tables import read_origins
 
 TEXT, REPORT, MESSAGE, ORIGIN = 280, 700, 300, 160
 """The most characters of a caption, of a report, of a message about them, and of a place in the source."""

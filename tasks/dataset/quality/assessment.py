@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from tasks.core.files import read_json
-from tasks.dataset.layout import QUALITY
+from tasks.dataset.version.layout import QUALITY
 
 FORMAT = 1
 BLURRED = 0.3

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from tasks.core.errors import DataError
 from tasks.core.screen import Progress, no_progress
 from tasks.dataset.duplicates import LOOKS, Looks
-from tasks.dataset.layout import samples_name
-from tasks.dataset.tables import DAMAGED, read_pieces
+from tasks.dataset.version.layout import samples_name
+from tasks.dataset.version.tables import DAMAGED, read_pieces
 
 NUMBERS = ("width", "height", "contrast", "sharpness", "border", "frames", "caption_length", "caption_words")
 WORDS = ("colour", "label")

@@ -25,8 +25,6 @@ from tasks.core.tokens import caption_counter
 from tasks.core.units import shorten
 from tasks.dataset import duplicates
 from tasks.dataset.formats.measures import CONSTANT
-from tasks.dataset.layout import samples_name
-from tasks.dataset.manifest import Manifest, read_manifest
 from tasks.dataset.quality import texts
 from tasks.dataset.quality.assessment import (
     ASSESSMENT,
@@ -41,7 +39,9 @@ from tasks.dataset.quality.assessment import (
 )
 from tasks.dataset.quality.columns import SampleColumns, SampleRow, read_columns
 from tasks.dataset.sample_reader import SampleReader, spread
-from tasks.dataset.tables import read_pieces
+from tasks.dataset.version.layout import samples_name
+from tasks.dataset.version.manifest import Manifest, read_manifest
+from tasks.dataset.version.tables import read_pieces
 
 TRAIN = "train"
 SHOWN = 12

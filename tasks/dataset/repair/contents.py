@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from tasks.core.errors import DataError
 from tasks.core.units import counted
-from tasks.dataset.building.sidecar import SAMPLE_COLUMNS, accepted, first
-from tasks.dataset.index import read_index
-from tasks.dataset.layout import INPUTS, samples_name
-from tasks.dataset.rejects import PASSING, printable
+from tasks.dataset.building.conversion.sidecar import SAMPLE_COLUMNS, accepted, first
 from tasks.dataset.repair.source import ReconvertedShard
-from tasks.dataset.tables import DAMAGED, ArrowBatches, ShardRecord, read_pieces
 from tasks.dataset.tar.format import END
+from tasks.dataset.version.index import read_index
+from tasks.dataset.version.layout import INPUTS, samples_name
+from tasks.dataset.version.rejects import PASSING, printable
+from tasks.dataset.version.tables import DAMAGED, ArrowBatches, ShardRecord, read_pieces
 
 COLUMNS = ("key", "original_key", "file", "size", "stamp", "content", "offset", "length", "crc32c")
 ROWS = pa.schema([(name, SAMPLE_COLUMNS[name]) for name in COLUMNS])

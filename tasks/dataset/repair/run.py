@@ -20,19 +20,19 @@ from tasks.core.findings import Finding
 from tasks.core.schema import Config
 from tasks.core.screen import Progress, no_progress
 from tasks.core.stores import StoreUnreachable
-from tasks.dataset import quarantine
 from tasks.dataset.foreign import addresses
-from tasks.dataset.layout import samples_name, shard_name
-from tasks.dataset.quarantine import Quarantined
 from tasks.dataset.repair.result import MEND, REBUILD, Failed, QuarantineChange, Repaired
 from tasks.dataset.repair.shards import ShardRepair
 from tasks.dataset.repair.source import BuildOrigin, read_origin
 from tasks.dataset.repair.tables import TableRepair
 from tasks.dataset.repair.workplace import Seals, Workplace, find, read_seals
 from tasks.dataset.splits import REST
-from tasks.dataset.tables import read_pieces
 from tasks.dataset.verify.tars import is_indexed
 from tasks.dataset.verify.verifier import BadSample, Level, verify
+from tasks.dataset.version import quarantine
+from tasks.dataset.version.layout import samples_name, shard_name
+from tasks.dataset.version.quarantine import Quarantined
+from tasks.dataset.version.tables import read_pieces
 
 __all__ = ["Repaired", "repair"]
 

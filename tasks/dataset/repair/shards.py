@@ -27,7 +27,6 @@ from tasks.core.process import available_cores
 from tasks.core.screen import Progress
 from tasks.core.stores import is_environment_error
 from tasks.core.units import counted
-from tasks.dataset.build_info import FileSeal
 from tasks.dataset.repair.contents import (
     NO_SPANS,
     UNREADABLE,
@@ -42,8 +41,9 @@ from tasks.dataset.repair.contents import (
 from tasks.dataset.repair.result import BRING_BACK, CONFIGURE, MOVED, REBUILD, RETRY, Done, Failed, Way
 from tasks.dataset.repair.source import BuildOrigin, ReconvertedShard, Reconverter
 from tasks.dataset.repair.workplace import Workplace, inode, is_file, is_sealed
-from tasks.dataset.tables import ShardRecord, read_shards
 from tasks.dataset.tar.format import END
+from tasks.dataset.version.build_info import FileSeal
+from tasks.dataset.version.tables import ShardRecord, read_shards
 
 FoundShard = tuple[Path, str, Way]
 """A file that holds a shard, how the shard is repaired with it, and in which way."""

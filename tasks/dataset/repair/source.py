@@ -21,12 +21,12 @@ from tasks.core.files import is_disk_full
 from tasks.core.process import available_cores
 from tasks.core.schema import BuildEngine, Config, Dataset, Engines
 from tasks.core.screen import Progress
-from tasks.dataset.build_info import BuildInfo, read_build_info
 from tasks.dataset.building.builder import NamedShards, list_named
 from tasks.dataset.building.fingerprint import CONVERTER, NOT_SHAPING, config_digest, packages
-from tasks.dataset.manifest import Manifest
 from tasks.dataset.repair.workplace import Seals
 from tasks.dataset.sources import open_sources
+from tasks.dataset.version.build_info import BuildInfo, read_build_info
+from tasks.dataset.version.manifest import Manifest
 
 
 @dataclass(frozen=True)

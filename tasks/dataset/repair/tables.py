@@ -21,16 +21,16 @@ from tasks.core.errors import DataError, TarmacError
 from tasks.core.files import is_disk_full
 from tasks.core.screen import Progress
 from tasks.core.stores import is_environment_error
-from tasks.dataset.build_info import FileSeal, read_build_info, write_build_info
-from tasks.dataset.building.assemble import DraftShard, describe, draft_version
 from tasks.dataset.building.builder import build
-from tasks.dataset.building.catalogue import RejectedSample
-from tasks.dataset.building.sidecar import first
-from tasks.dataset.layout import BUILD, INPUTS, MANIFEST, REJECTS, VERSIONS
+from tasks.dataset.building.conversion.assemble import DraftShard, describe, draft_version
+from tasks.dataset.building.conversion.sidecar import first
+from tasks.dataset.building.listed.catalogue import RejectedSample
 from tasks.dataset.repair.result import CONFIGURE, REBUILD, RETRY, Done, Failed
 from tasks.dataset.repair.source import BuildOrigin
 from tasks.dataset.repair.workplace import Seals, Workplace, is_file, is_sealed, read_seals
-from tasks.dataset.tables import DAMAGED, REJECTS_SCHEMA, ArrowBatches, read_pieces
+from tasks.dataset.version.build_info import FileSeal, read_build_info, write_build_info
+from tasks.dataset.version.layout import BUILD, INPUTS, MANIFEST, REJECTS, VERSIONS
+from tasks.dataset.version.tables import DAMAGED, REJECTS_SCHEMA, ArrowBatches, read_pieces
 
 NEIGHBOUR = "0" * 12
 """The name that the damaged version gets in the dataset of a build from the source, which reuses its

@@ -26,11 +26,11 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.files import FULL, blake3_file, fsync_path, unreadable_as_error
 from tasks.core.lock import Held, Lease
 from tasks.core.stores import is_remote, redact
-from tasks.dataset import layout, versions
-from tasks.dataset.build_info import BuildInfo, FileSeal, read_build_info
-from tasks.dataset.layout import BUILD, LEASE, MANIFEST, SHARDS, VERSION_NAME, VERSIONS
-from tasks.dataset.manifest import Manifest, content_digest, version_name
-from tasks.dataset.tables import ShardRecord, read_shards
+from tasks.dataset.version import layout, versions
+from tasks.dataset.version.build_info import BuildInfo, FileSeal, read_build_info
+from tasks.dataset.version.layout import BUILD, LEASE, MANIFEST, SHARDS, VERSION_NAME, VERSIONS
+from tasks.dataset.version.manifest import Manifest, content_digest, version_name
+from tasks.dataset.version.tables import ShardRecord, read_shards
 
 
 @dataclass(frozen=True)

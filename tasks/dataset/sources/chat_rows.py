@@ -30,7 +30,6 @@ from tasks.dataset import filters
 from tasks.dataset.formats.images import largest_bytes
 from tasks.dataset.modalities import rules_on_fields
 from tasks.dataset.modalities.chat import RATINGS, Conversation, check_images, parse, select
-from tasks.dataset.rejects import PASSING, Reason, Reject
 from tasks.dataset.sources.chat_turns import DATA_URI, SYSTEM, data_of, holds_data, pair_turns
 from tasks.dataset.sources.fields import TableRow, is_nothing, to_json
 from tasks.dataset.sources.linked_files import LinkedFiles, require_root, with_root
@@ -38,6 +37,7 @@ from tasks.dataset.sources.protocol import Container, RawSample, fault_of
 from tasks.dataset.sources.raw_files import Files, SourceCheck
 from tasks.dataset.sources.tabular import OpenTable, open_table, require
 from tasks.dataset.tar.format import BLOCK, Members, span_bytes
+from tasks.dataset.version.rejects import PASSING, Reason, Reject
 
 if TYPE_CHECKING:
     from tasks.core.remote.addresses import AddressFetcher

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tasks.dataset.formats.checks import is_blank
-from tasks.dataset.rejects import Reject
+from tasks.dataset.version.rejects import Reject
 
 USER, ASSISTANT, SYSTEM = "user", "assistant", "system"
 FORMS = (("from", "value"), ("role", "content"))

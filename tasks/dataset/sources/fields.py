@@ -10,7 +10,7 @@ from hashlib import blake2b
 from itertools import chain
 from typing import Any, NamedTuple
 
-from tasks.dataset.rejects import Reject
+from tasks.dataset.version.rejects import Reject
 
 MOST_NESTED = 100
 """Levels of nested lists and objects; far below what a deep stack allows, so that the result is the same

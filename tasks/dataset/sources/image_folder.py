@@ -22,11 +22,11 @@ from tasks.core.stores import ABSENT, ObjectStat
 from tasks.dataset.formats import images
 from tasks.dataset.formats.checks import json_object
 from tasks.dataset.keys import key_of
-from tasks.dataset.rejects import Reason, Reject
 from tasks.dataset.sources.fields import RECODE, filled, text_of, to_json
 from tasks.dataset.sources.protocol import Container, RawSample
 from tasks.dataset.sources.raw_files import RawFolder, SourceCheck, read_file, read_start, require_fetched
 from tasks.dataset.tar.format import Members, span_bytes
+from tasks.dataset.version.rejects import Reason, Reject
 
 if TYPE_CHECKING:
     from tasks.core.remote.addresses import AddressFetcher

@@ -24,12 +24,12 @@ from tasks.core.files import CHUNK
 from tasks.core.schema import Join
 from tasks.core.schema.source import TABLES
 from tasks.core.stores import is_remote
-from tasks.dataset.rejects import Reject
 from tasks.dataset.sources.fields import Lookup, look_up, object_of
 from tasks.dataset.sources.raw_files import Files, unreachable
 from tasks.dataset.sources.tabular import OpenTable, open_table, require, rows_by_key
 from tasks.dataset.sources.tar_samples import FIELD, Roles, TarSamples
 from tasks.dataset.tar.reader import Member, StoredSample
+from tasks.dataset.version.rejects import Reject
 
 
 class Partners(ABC):

@@ -35,9 +35,9 @@ from tasks.core.stores import (
     join_location,
     redact,
 )
-from tasks.dataset.rejects import TRANSIENT, Reason, Reject
 from tasks.dataset.sources.protocol import BY_ROW, Absent, RawSample, fault_of
 from tasks.dataset.sources.raw_files import Files, public_name, read_file, unreadable
+from tasks.dataset.version.rejects import TRANSIENT, Reason, Reject
 
 if TYPE_CHECKING:  # asyncio takes as long to import as all of a source
     from tasks.core.remote.addresses import AddressFetcher

@@ -28,7 +28,6 @@ from tasks.dataset.formats import npy
 from tasks.dataset.formats.volumes import geometry
 from tasks.dataset.formats.volumes.hounsfield import is_plausible
 from tasks.dataset.formats.volumes.stored import require_package
-from tasks.dataset.rejects import Reject
 from tasks.dataset.sources.raw_files import open_file, require_fetched, unreadable
 from tasks.dataset.sources.volume_folder import (
     AT_ONCE_BYTES,
@@ -39,6 +38,7 @@ from tasks.dataset.sources.volume_folder import (
     table_name,
 )
 from tasks.dataset.tar.format import LFS, Buffer
+from tasks.dataset.version.rejects import Reject
 
 ORIENTATION = "SLP"
 """The direction in which the index grows along depth, height and width."""

@@ -19,10 +19,10 @@ from tasks.core.schema import Dataset, NpzSource
 from tasks.core.stores import Store
 from tasks.dataset.formats import npy, zips
 from tasks.dataset.formats.volumes import geometry
-from tasks.dataset.rejects import Reject
 from tasks.dataset.sources.raw_files import open_file, require_fetched, unreadable
 from tasks.dataset.sources.volume_folder import VolumeFolder, fill, spacing_in
 from tasks.dataset.tar.format import LFS, Buffer
+from tasks.dataset.version.rejects import Reject
 
 PICKLE_MAGIC = b"\x80"
 

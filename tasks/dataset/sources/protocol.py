@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from tasks.core.stores import ABSENT, ObjectStat
-from tasks.dataset.rejects import Reason, Reject
 from tasks.dataset.tar.format import Members
+from tasks.dataset.version.rejects import Reason, Reject
 
 if TYPE_CHECKING:  # asyncio takes as long to import as all of a source
     from tasks.core.remote.addresses import AddressFetcher

@@ -37,10 +37,10 @@ from tasks.core.stores import (
     redact,
 )
 from tasks.dataset.formats import images
-from tasks.dataset.manifest import HIDDEN, THUMBNAILS
-from tasks.dataset.rejects import TRANSIENT, Reason, Reject
 from tasks.dataset.sources.protocol import Absent
 from tasks.dataset.tar.format import LFS, LFS_POINTER
+from tasks.dataset.version.manifest import HIDDEN, THUMBNAILS
+from tasks.dataset.version.rejects import TRANSIENT, Reason, Reject
 
 if TYPE_CHECKING:  # asyncio takes as long to import as all of a source
     pass

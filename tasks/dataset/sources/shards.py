@@ -17,7 +17,6 @@ from typing import Any
 from tasks.core.schema import Dataset, ShardsSource
 from tasks.core.schema.source import PLACE
 from tasks.core.stores import ObjectStat, absolute_location, is_web
-from tasks.dataset.rejects import Reason, Reject
 from tasks.dataset.sources.fields import as_member, look_up, object_of
 from tasks.dataset.sources.join import TableRows, TarMembers
 from tasks.dataset.sources.protocol import Container, RawSample, fault_of
@@ -25,6 +24,7 @@ from tasks.dataset.sources.raw_files import Files
 from tasks.dataset.sources.tar_samples import FIELD, REQUIRED, Roles, TarSamples, contents_of
 from tasks.dataset.tar.reader import StoredSample
 from tasks.dataset.tar.siblings import stated_samples
+from tasks.dataset.version.rejects import Reason, Reject
 
 GLANCED_AT = 8
 """The number of tars whose first keys a plan compares."""

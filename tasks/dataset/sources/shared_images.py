@@ -16,8 +16,8 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from tasks.dataset.formats.checks import is_blank
-from tasks.dataset.rejects import Reject
 from tasks.dataset.sources.fields import NOT_A_TEXT, RECODE, TableRow, row_text, text_of
+from tasks.dataset.version.rejects import Reject
 
 MOST_ROWS = 1000
 """Rows per image; a picture with more is most likely a placeholder."""

@@ -25,9 +25,7 @@ from tasks.core.stores import ObjectStat, address_key, is_remote, without_query
 from tasks.dataset.filters import passes
 from tasks.dataset.formats.images import largest_bytes
 from tasks.dataset.keys import stem
-from tasks.dataset.layout import CAPTIONS
 from tasks.dataset.modalities import rules_on_fields
-from tasks.dataset.rejects import Reason, Reject
 from tasks.dataset.sources.fields import WINDOWS, TableRow, filled, is_nothing, row_text, text_of, to_json
 from tasks.dataset.sources.linked_files import LinkedFiles, require_root, with_root
 from tasks.dataset.sources.protocol import Container, RawSample, fault_of
@@ -35,6 +33,8 @@ from tasks.dataset.sources.raw_files import Files, SourceCheck
 from tasks.dataset.sources.shared_images import JoinedRow, RowJoiner, captions_in
 from tasks.dataset.sources.tabular import OpenTable, TextForm, open_table, require
 from tasks.dataset.tar.format import Members, span_bytes
+from tasks.dataset.version.layout import CAPTIONS
+from tasks.dataset.version.rejects import Reason, Reject
 
 if TYPE_CHECKING:
     from tasks.core.remote.addresses import AddressFetcher

@@ -32,11 +32,11 @@ from tasks.core.errors import DataError, UsageError, instead
 from tasks.core.folders import open_store
 from tasks.core.schema.source import GZIP, NAMED_TABLES, TABLES, TEXT_TABLES
 from tasks.core.stores import StoreUnreachable, redact, split_location, without_query
-from tasks.dataset.rejects import Reject
 from tasks.dataset.sources.fields import RECODE, WINDOWS, TableRow, parse_json
 from tasks.dataset.sources.json_documents import JsonRows, begins_list, listed_rows
 from tasks.dataset.sources.raw_files import unreachable
 from tasks.dataset.tar.format import LFS, LFS_POINTER
+from tasks.dataset.version.rejects import Reject
 
 MOST_COLUMNS = 10_000
 """A file of JSON lines with more different names is no table."""

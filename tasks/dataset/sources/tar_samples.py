@@ -18,8 +18,8 @@ from tasks.core.errors import UsageError
 from tasks.core.schema import Dataset, ShardsSource
 from tasks.dataset.formats import images
 from tasks.dataset.formats.volumes import stored
-from tasks.dataset.rejects import Reason, Reject
 from tasks.dataset.tar.reader import Cut, Gap, Member, StoredSample, TarReader, group_samples
+from tasks.dataset.version.rejects import Reason, Reject
 
 _CHAT_IMAGE = re.compile(rf"(\d{{3}})(?:\.(?:{'|'.join(images.SUFFIXES)}))?")
 REINFORCEMENT = ("syn.json", "paug.json", "npz", "pth.gz")

@@ -29,13 +29,13 @@ from tasks.core.stores import ObjectStat, is_remote, join_location, split_locati
 from tasks.dataset.formats import npy
 from tasks.dataset.formats.volumes import geometry, stored
 from tasks.dataset.keys import stem
-from tasks.dataset.manifest import ROWS_OF
-from tasks.dataset.rejects import Reason, Reject
 from tasks.dataset.sources.fields import Lookup
 from tasks.dataset.sources.protocol import Container, RawSample, fault_of
 from tasks.dataset.sources.raw_files import RawFolder, SourceCheck
 from tasks.dataset.sources.tabular import OpenTable, open_table, require, rows_by_key
 from tasks.dataset.tar.format import Buffer, Members, span_bytes
+from tasks.dataset.version.manifest import ROWS_OF
+from tasks.dataset.version.rejects import Reason, Reject
 
 if TYPE_CHECKING:
     from tasks.core.remote.addresses import AddressFetcher

@@ -11,7 +11,6 @@ from typing import Any
 
 from tasks.core.stores import StoreUnreachable, is_remote
 from tasks.core.units import counted
-from tasks.dataset.layout import MANIFEST
 from tasks.dataset.tar.format import BLOCK, END, LFS_POINTER
 from tasks.dataset.tar.gunzip import ZIPPED
 from tasks.dataset.tar.siblings import stated_samples
@@ -29,6 +28,7 @@ from tasks.dataset.verify.tars import (
     split_query,
     unread,
 )
+from tasks.dataset.version.layout import MANIFEST
 
 SIZES = "sizes.json"
 GZIP = b"\x1f\x8b\x08"

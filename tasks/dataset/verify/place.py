@@ -28,8 +28,6 @@ from tasks.core.stores import (
     split_location,
 )
 from tasks.core.units import counted
-from tasks.dataset import layout
-from tasks.dataset.layout import CURRENT, MANIFEST, STAGING, VERSION_NAME, VERSIONS
 from tasks.dataset.verify.findings import RESEND, Fault, file_fault
 from tasks.dataset.verify.tars import (
     KEY,
@@ -42,6 +40,8 @@ from tasks.dataset.verify.tars import (
     store_at,
     tars_in,
 )
+from tasks.dataset.version import layout
+from tasks.dataset.version.layout import CURRENT, MANIFEST, STAGING, VERSION_NAME, VERSIONS
 
 SIGNS = (*layout.MARKS, layout.BUILD)
 TABLES = {"samples": ".parquet", "index": ".npy"}
@@ -215,7 +215,7 @@ def _lost(folder: str, dataset: str, problem: str) -> ShardLocation:
     """A dataset in `folder`, called `dataset` in commands, that has no current version."""
     if is_remote(folder):
         return ShardLocation(folder, True, fault=file_fault(CURRENT, problem, RESEND))
-    from tasks.dataset import versions  # here, because few datasets have lost their version
+    from tasks.dataset.version import versions  # here, because few datasets have lost their version
 
     fault = file_fault(CURRENT, problem, "tarmac build CONFIG builds one")
     newest = next((one.name for one in versions.list_versions(Path(folder)) if layout.is_version(one)), None)

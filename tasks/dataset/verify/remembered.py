@@ -17,8 +17,8 @@ from pathlib import Path
 
 from tasks.core.files import append_line, digest, read_lines
 from tasks.core.findings import Report
-from tasks.dataset.layout import MANIFEST, VERIFIED, VERSION_NAME, VERSIONS
 from tasks.dataset.verify.findings import Level
+from tasks.dataset.version.layout import MANIFEST, VERIFIED, VERSION_NAME, VERSIONS
 
 LEVELS: tuple[Level, ...] = ("quick", "default", "full")
 TICK_S = 0.05

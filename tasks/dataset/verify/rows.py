@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.dataset.index import open_index
-from tasks.dataset.layout import MOST_SHARDS, is_split, shard_name
-from tasks.dataset.manifest import Manifest, content_digest
-from tasks.dataset.tables import ShardRecord, give_memory_back, read_pieces, read_shards
 from tasks.dataset.verify.seals import Misfit
+from tasks.dataset.version.index import open_index
+from tasks.dataset.version.layout import MOST_SHARDS, is_split, shard_name
+from tasks.dataset.version.manifest import Manifest, content_digest
+from tasks.dataset.version.tables import ShardRecord, give_memory_back, read_pieces, read_shards
 
 _BLAKE3 = re.compile(r"[0-9a-f]{64}")
 

@@ -18,10 +18,10 @@ from tasks.core.engines.local import map_in_threads
 from tasks.core.files import CHUNK, blake3_file, disk_full_as_error
 from tasks.core.process import available_cores
 from tasks.core.stores import NotRegular, StoreUnreachable, is_remote
-from tasks.dataset.build_info import FileSeal, parse_build_info
-from tasks.dataset.layout import BUILD
 from tasks.dataset.verify.findings import DIGITS, Fault, Fix, file_fault
 from tasks.dataset.verify.tars import attempt, open_file
+from tasks.dataset.version.build_info import FileSeal, parse_build_info
+from tasks.dataset.version.layout import BUILD
 
 MOST_JSON = 64_000_000
 """The most bytes of a JSON file that are read: sizes.json takes 25 bytes per shard."""

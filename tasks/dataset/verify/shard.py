@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tasks.dataset.layout import index_name, samples_name
 from tasks.dataset.modalities import MODALITIES
 from tasks.dataset.verify.findings import DIGITS, Fault, Fix, fault, shard_place, shortened
 from tasks.dataset.verify.sample_checks import Repeats, faults_of_sets, located, sets_by_key
 from tasks.dataset.verify.scan import NumberedFault, ShardScan, ShardTask, Suffixes
+from tasks.dataset.version.layout import index_name, samples_name
 
 WHOLE = ("shard.truncated", "shard.checksum")
 """Faults of a shard that put all samples in doubt which nothing proves."""

@@ -30,9 +30,9 @@ from tasks.core.stores import (
     is_web,
     redact,
 )
-from tasks.dataset.layout import FOREIGN
 from tasks.dataset.tar.gunzip import ZIPPED, unzipped
 from tasks.dataset.verify.findings import Fault, Fix, fault, shard_place
+from tasks.dataset.version.layout import FOREIGN
 
 KEY = "DATASET"
 """How errors name the place: the command's argument."""

@@ -86,7 +86,7 @@ def verify_version(version: Path, progress: Progress = no_progress) -> Report:
     Findings become warnings where every bad sample is set aside in the quarantine, because training leaves
     these samples out. Errors as in `verify`; DataError for a torn quarantine.
     """
-    from tasks.dataset import quarantine  # it imports numpy, which `verify` can do without
+    from tasks.dataset.version import quarantine  # it imports numpy, which `verify` can do without
 
     bad: list[BadSample] = []
     known = remembered.known_shards(version, "default")

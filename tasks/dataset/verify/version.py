@@ -13,13 +13,13 @@ from operator import itemgetter
 
 from tasks.core.stores import is_web
 from tasks.core.units import counted
-from tasks.dataset.layout import samples_name
 from tasks.dataset.tar.format import END
 from tasks.dataset.verify.examination import ShardExamination
 from tasks.dataset.verify.findings import Coverage, Fault, Fix, fault, shard_place
 from tasks.dataset.verify.seals import VersionFiles
 from tasks.dataset.verify.tars import ends, hole_faults, missing, shut_splits, sizes_of, tars_in, unread
 from tasks.dataset.verify.version_tables import VersionTables
+from tasks.dataset.version.layout import samples_name
 
 UNLISTED = "tars that no table names: a web server gives no list"
 

@@ -18,7 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from tasks.dataset.layout import (
+from tasks.dataset.verify.findings import Fix
+from tasks.dataset.verify.seals import Misfit, VersionFiles, read_json_bytes
+from tasks.dataset.verify.tars import is_indexed
+from tasks.dataset.version.layout import (
     MANIFEST,
     MOST_SHARDS,
     REJECTS,
@@ -31,14 +34,11 @@ from tasks.dataset.layout import (
     shard_name,
     sizes_name,
 )
-from tasks.dataset.manifest import Manifest, content_digest, first_problem, version_name
-from tasks.dataset.verify.findings import Fix
-from tasks.dataset.verify.seals import Misfit, VersionFiles, read_json_bytes
-from tasks.dataset.verify.tars import is_indexed
+from tasks.dataset.version.manifest import Manifest, content_digest, first_problem, version_name
 
 if TYPE_CHECKING:
-    from tasks.dataset.tables import ShardRecord
     from tasks.dataset.verify.scan import ShardTask
+    from tasks.dataset.version.tables import ShardRecord
 
 UPDATE = "update Tarmac if a newer one made this, else build the dataset again"
 EMPTY: Mapping[str, str] = MappingProxyType({})
@@ -218,8 +218,8 @@ class VersionTables:
     ) -> Iterator[ShardTask]:
         """A task for each of these shards, in order, with what the tables record of it; `proven` holds the
         BLAKE3 of those that the manifest proves."""
-        from tasks.dataset.index import open_index
         from tasks.dataset.verify.scan import ShardTask
+        from tasks.dataset.version.index import open_index
 
         left = dict.fromkeys(names)
         task = partial(ShardTask, self._folder, is_own=self._is_own, modality=self.modality, decodes=decodes)

@@ -22,9 +22,9 @@ from tasks.core.screen import Progress, no_progress
 from tasks.core.stores import Store, is_remote, split_location
 from tasks.dataset.formats.images import SUFFIXES as IMAGES
 from tasks.dataset.formats.images import size_of
-from tasks.dataset.rejects import Reject
 from tasks.dataset.sources.fields import object_of
 from tasks.dataset.tar.reader import Member, StoredSample, TarReader, group_samples
+from tasks.dataset.version.rejects import Reject
 
 Kind = frozenset[str]
 """The suffixes of the members of a sample."""

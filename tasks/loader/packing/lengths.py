@@ -26,7 +26,7 @@ from tasks.core.files import digest, write_atomic
 from tasks.core.lock import Lease
 from tasks.core.process import available_cores, die_with_parent
 from tasks.core.screen import Progress, no_progress
-from tasks.dataset.layout import LENGTHS
+from tasks.dataset.version.layout import LENGTHS
 from tasks.loader.bad import BadSampleError, Defect
 from tasks.loader.forkserver import start_forkserver
 from tasks.loader.indexed import IndexedReader

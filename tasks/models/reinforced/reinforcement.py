@@ -26,7 +26,7 @@ from tasks.core.errors import DataError
 from tasks.dataset.formats import images
 from tasks.dataset.modalities import reinforced
 from tasks.dataset.modalities.base import missing
-from tasks.dataset.rejects import Reject
+from tasks.dataset.version.rejects import Reject
 from tasks.loader.decoders import decode_text, picture_name
 from tasks.loader.worker_state import decoding
 

@@ -37,10 +37,10 @@ from tasks.core.schema import Config, ShardsSource
 from tasks.core.schema.reinforce import Reinforce
 from tasks.core.schema.score import ClipWeights
 from tasks.core.screen import Progress
-from tasks.dataset.layout import resolve
-from tasks.dataset.manifest import read_manifest
-from tasks.dataset.tables import ShardRecord, read_shards
 from tasks.dataset.tar.writer import ShardWriter
+from tasks.dataset.version.layout import resolve
+from tasks.dataset.version.manifest import read_manifest
+from tasks.dataset.version.tables import ShardRecord, read_shards
 from tasks.loader.decoders import decode_text, picture_name
 from tasks.loader.indexed import IndexedReader
 from tasks.models.clip.loaded import LoadedClip, Rows

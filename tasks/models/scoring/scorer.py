@@ -28,10 +28,7 @@ from tasks.core.process import available_cores
 from tasks.core.schema import Config
 from tasks.core.schema.score import Scoring
 from tasks.core.screen import Progress
-from tasks.dataset import quarantine, versions
 from tasks.dataset.building.score_rules import require_score_block
-from tasks.dataset.layout import SCORES, resolve
-from tasks.dataset.manifest import read_manifest
 from tasks.dataset.quality.score_summary import summarise
 from tasks.dataset.quality.scored import ScoreSummary
 from tasks.dataset.scores import (
@@ -49,6 +46,9 @@ from tasks.dataset.scores import (
     score_file,
     scored_columns,
 )
+from tasks.dataset.version import quarantine, versions
+from tasks.dataset.version.layout import SCORES, resolve
+from tasks.dataset.version.manifest import read_manifest
 from tasks.loader.batches import open_split
 from tasks.loader.feed import Data, Feed
 from tasks.models import hub

@@ -26,7 +26,7 @@ from tasks.core.errors import TarmacError
 from tasks.core.files import append_line, read_lines
 from tasks.core.findings import Finding
 from tasks.core.schema import Config
-from tasks.dataset.versions import read_manifest
+from tasks.dataset.version.versions import read_manifest
 from tasks.loader.batches import TRAIN, open_split
 from tasks.loader.feed import Feed
 from tasks.models.held_out import held_out

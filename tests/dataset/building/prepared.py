@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.core.schema import Config
-from tasks.dataset import versions
 from tasks.dataset.building.builder import BuildResult, build
-from tasks.dataset.building.catalogue import Catalogue
+from tasks.dataset.building.listed.catalogue import Catalogue
 from tasks.dataset.building.listing import SourceListing
+from tasks.dataset.version import versions
 from tests.dataset import raw
 
 COUNT = 60

@@ -19,10 +19,10 @@ import yaml
 from tasks.core.errors import DataError, UsageError
 from tasks.core.schema import Config
 from tasks.dataset.building.builder import build
-from tasks.dataset.building.convert import _groups
+from tasks.dataset.building.conversion.convert import _groups
 from tasks.dataset.building.forecast import forecast
-from tasks.dataset.tables import ArrowBatches, read_table
 from tasks.dataset.verify.verifier import verify
+from tasks.dataset.version.tables import ArrowBatches, read_table
 from tests.dataset import raw
 from tests.dataset.building.prepared import changed, published
 from tests.picture_server import PictureServer, picture_server

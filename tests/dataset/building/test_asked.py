@@ -10,11 +10,11 @@ import pytest
 from tasks.core.errors import DataError, NeedsApproval
 from tasks.core.lock import Lease
 from tasks.core.schema import Config
-from tasks.dataset import versions
 from tasks.dataset.building import builder, fingerprint, listing
 from tasks.dataset.building.builder import build
 from tasks.dataset.building.forecast import forecast
 from tasks.dataset.keys import key_of
+from tasks.dataset.version import versions
 from tests.dataset import raw
 from tests.dataset.building.prepared import pictures, published
 

@@ -14,17 +14,17 @@ import pytest
 from tasks.core.errors import DataError, UsageError
 from tasks.core.lock import Lease
 from tasks.core.schema import Config
-from tasks.dataset import versions
 from tasks.dataset.building.builder import PRELOAD, build, is_up_to_date
-from tasks.dataset.building.convert import Conversion, convert
+from tasks.dataset.building.conversion.convert import Conversion, convert
+from tasks.dataset.building.conversion.sidecar import first
+from tasks.dataset.building.conversion.staging import converted_shards, write_rules
 from tasks.dataset.building.forecast import forecast
 from tasks.dataset.building.listing import SourceListing
-from tasks.dataset.building.sidecar import first
-from tasks.dataset.building.staging import converted_shards, write_rules
-from tasks.dataset.index import INDEX, read_index
 from tasks.dataset.keys import shard_hash
-from tasks.dataset.layout import FRESH, shard_name
 from tasks.dataset.tar.format import parse_sample
+from tasks.dataset.version import versions
+from tasks.dataset.version.index import INDEX, read_index
+from tasks.dataset.version.layout import FRESH, shard_name
 from tests.dataset import raw
 from tests.dataset.building.prepared import changed, pictures, planned, published
 

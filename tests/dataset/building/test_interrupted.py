@@ -12,14 +12,20 @@ import pytest
 
 from tasks.core.errors import DataError
 from tasks.core.schema import Config
-from tasks.dataset import versions
-from tasks.dataset.building import convert as convert_module
-from tasks.dataset.building.assemble import DRAFT
 from tasks.dataset.building.builder import build
-from tasks.dataset.building.catalogue import Catalogue
-from tasks.dataset.building.convert import Conversion, convert
-from tasks.dataset.building.staging import remove_staging, require_own, sidecar_path, tar_path, write_rules
+from tasks.dataset.building.conversion import convert as convert_module
+from tasks.dataset.building.conversion.assemble import DRAFT
+from tasks.dataset.building.conversion.convert import Conversion, convert
+from tasks.dataset.building.conversion.staging import (
+    remove_staging,
+    require_own,
+    sidecar_path,
+    tar_path,
+    write_rules,
+)
+from tasks.dataset.building.listed.catalogue import Catalogue
 from tasks.dataset.verify.verifier import verify
+from tasks.dataset.version import versions
 from tests.dataset import raw
 from tests.dataset.building.prepared import changed, pictures, planned
 from tests.soak import kill_builds

@@ -16,8 +16,8 @@ from tasks.core.schema import Config
 from tasks.core.stores import ObjectStat
 from tasks.dataset.building import freshness
 from tasks.dataset.building.builder import build, is_up_to_date
-from tasks.dataset.building.catalogue import Catalogue
 from tasks.dataset.building.forecast import forecast
+from tasks.dataset.building.listed.catalogue import Catalogue
 from tasks.dataset.sources.table import TableImages
 from tests.dataset import raw
 from tests.dataset.building.prepared import changed, parquet, pictures, published

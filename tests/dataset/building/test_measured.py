@@ -10,11 +10,11 @@ from PIL import Image
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.schema import Config
-from tasks.dataset import versions
 from tasks.dataset.building import content_groups
 from tasks.dataset.building.builder import BuildResult, build
-from tasks.dataset.manifest import read_manifest
 from tasks.dataset.verify.verifier import verify
+from tasks.dataset.version import versions
+from tasks.dataset.version.manifest import read_manifest
 from tests.dataset import raw
 
 

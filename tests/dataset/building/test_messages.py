@@ -15,9 +15,9 @@ from tasks.core.errors import DataError, TarmacError, UsageError
 from tasks.core.schema import Config
 from tasks.dataset.building.builder import build
 from tasks.dataset.init import survey
-from tasks.dataset.manifest import read_manifest
-from tasks.dataset.rejects import reject_lines
 from tasks.dataset.verify.verifier import verify
+from tasks.dataset.version.manifest import read_manifest
+from tasks.dataset.version.rejects import reject_lines
 from tests.dataset import raw
 from tests.dataset.init import kinds
 from tests.dataset.init.kinds import config_of, taken

@@ -7,9 +7,9 @@ import pytest
 from tasks.core.files import blake3_file
 from tasks.core.schema import Config
 from tasks.dataset.building.builder import build, list_named
-from tasks.dataset.building.sidecar import first
-from tasks.dataset.layout import INPUTS
-from tasks.dataset.tables import ArrowBatches, read_shards
+from tasks.dataset.building.conversion.sidecar import first
+from tasks.dataset.version.layout import INPUTS
+from tasks.dataset.version.tables import ArrowBatches, read_shards
 from tests.dataset import raw
 from tests.dataset.building.prepared import parquet, pictures
 

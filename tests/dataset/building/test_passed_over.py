@@ -12,9 +12,9 @@ from tasks.core.config import dump
 from tasks.core.schema import Config
 from tasks.dataset.building.builder import build, is_up_to_date
 from tasks.dataset.building.forecast import forecast
-from tasks.dataset.manifest import read_manifest
 from tasks.dataset.preview import write_look
 from tasks.dataset.repair.run import repair
+from tasks.dataset.version.manifest import read_manifest
 from tests.dataset import raw
 from tests.dataset.building.prepared import changed, published
 from tests.dataset.raw import image_folder

@@ -10,9 +10,9 @@ import pytest
 
 from tasks.core.errors import UsageError
 from tasks.core.schema import Config
-from tasks.dataset import versions
 from tasks.dataset.building.builder import build, is_up_to_date
 from tasks.dataset.verify.verifier import verify
+from tasks.dataset.version import versions
 from tests.dataset import raw
 from tests.dataset.building.prepared import pictures, published
 

@@ -9,11 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.core.errors import DataError, TarmacError
-from tasks.dataset import versions
-from tasks.dataset.building import convert
 from tasks.dataset.building.builder import build, is_up_to_date
+from tasks.dataset.building.conversion import convert
 from tasks.dataset.tar.writer import ShardWriter
 from tasks.dataset.verify.verifier import verify
+from tasks.dataset.version import versions
 from tests.dataset import raw
 from tests.dataset.building.prepared import pictures, published
 

@@ -13,15 +13,15 @@ import pytest
 from tasks.core.errors import DataError, UsageError
 from tasks.core.schema import Config
 from tasks.core.schema.score import Scoring
-from tasks.dataset import versions
-from tasks.dataset.build_info import read_build_info
-from tasks.dataset.building import convert
 from tasks.dataset.building.builder import is_up_to_date
+from tasks.dataset.building.conversion import convert
 from tasks.dataset.building.forecast import forecast
-from tasks.dataset.manifest import read_manifest
 from tasks.dataset.repair.run import repair
 from tasks.dataset.scores import VersionSamples, remove_unknown, score_file, scores_folder
 from tasks.dataset.verify.verifier import verify
+from tasks.dataset.version import versions
+from tasks.dataset.version.build_info import read_build_info
+from tasks.dataset.version.manifest import read_manifest
 from tests.dataset import raw
 from tests.dataset.building.prepared import COUNT, changed, pictures, published
 
@@ -153,7 +153,7 @@ def test_a_shard_that_a_killed_build_staged_by_other_scores_is_converted_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("tasks.dataset.building.assemble.describe", stop)
+        patch.setattr("tasks.dataset.building.conversion.assemble.describe", stop)
         with pytest.raises(KeyboardInterrupt):
             published(ruled(other, clip_score=0.5))
     assert list((config.dataset.output / "staging").glob("*.tar"))

@@ -14,8 +14,8 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.schema import Config
 from tasks.dataset.building import builder
 from tasks.dataset.building.builder import build, is_up_to_date
-from tasks.dataset.building.catalogue import NAME
-from tasks.dataset.building.spill import FOLDER as SPILL
+from tasks.dataset.building.listed.catalogue import NAME
+from tasks.dataset.building.listed.spill import FOLDER as SPILL
 from tests.dataset import raw
 from tests.dataset.building.prepared import COUNT, changed, parquet, pictures, published
 

@@ -17,7 +17,7 @@ from tasks.dataset.building.builder import build
 from tasks.dataset.building.fingerprint import rules_digest
 from tasks.dataset.formats import images
 from tasks.dataset.init import survey
-from tasks.dataset.rejects import Reject
+from tasks.dataset.version.rejects import Reject
 from tests.dataset.init.kinds import config_of, warnings
 from tests.dataset.raw import TURNS, heic, png
 

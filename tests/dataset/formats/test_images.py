@@ -13,7 +13,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from tasks.core.schema import ImageRules
 from tasks.dataset.formats import images
-from tasks.dataset.rejects import Reject
+from tasks.dataset.version.rejects import Reject
 from tasks.loader.decoders import decode_image
 from tests.dataset.raw import giant_png, png, png_chunk, png_file
 

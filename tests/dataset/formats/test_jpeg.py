@@ -14,7 +14,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from tasks.core.schema import ImageRules
 from tasks.dataset.formats import images, jpeg
-from tasks.dataset.rejects import Reject
+from tasks.dataset.version.rejects import Reject
 
 
 def picture(mode: str, width: int, height: int, **options: Any) -> bytes:

@@ -12,7 +12,7 @@ from tasks.core.schema import VolumeRules
 from tasks.dataset.formats.volumes.geometry import Axis, pad_fraction, plan, spacing_of
 from tasks.dataset.formats.volumes.hounsfield import implausible, quantiles
 from tasks.dataset.formats.volumes.resample import resample
-from tasks.dataset.rejects import Reject
+from tasks.dataset.version.rejects import Reject
 from tests.dataset import ct_clip, raw
 
 

@@ -13,7 +13,7 @@ from flows.cli import main
 from tasks.core.errors import UsageError
 from tasks.dataset.building.builder import build
 from tasks.dataset.init import survey
-from tasks.dataset.manifest import read_manifest
+from tasks.dataset.version.manifest import read_manifest
 from tasks.loader.indexed import IndexedReader
 from tests.dataset import raw
 from tests.dataset.init.kinds import captions_beside, config_of, warnings

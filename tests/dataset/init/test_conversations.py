@@ -17,7 +17,7 @@ from tasks.dataset.building.forecast import forecast
 from tasks.dataset.init import config_text, survey
 from tasks.dataset.preview.page import page_path, write_beside
 from tasks.dataset.verify.verifier import verify
-from tasks.dataset.versions import publish
+from tasks.dataset.version.versions import publish
 from tasks.loader.indexed import IndexedReader
 from tasks.models import recipes
 from tests.dataset.init.kinds import config_of, taken, warnings

@@ -17,7 +17,7 @@ from tasks.core.schema.recipes import RECIPES
 from tasks.dataset.building.builder import build
 from tasks.dataset.init import config_text, inventory, survey
 from tasks.dataset.init.config_text import flow
-from tasks.dataset.manifest import read_manifest
+from tasks.dataset.version.manifest import read_manifest
 from tests import s3
 from tests.dataset import raw
 from tests.dataset.init.kinds import (

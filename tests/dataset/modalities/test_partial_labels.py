@@ -19,10 +19,10 @@ from tasks.core.schema import Config
 from tasks.dataset.building.builder import build
 from tasks.dataset.examples.phantoms import FINDINGS, phantoms
 from tasks.dataset.init import config_text, survey
-from tasks.dataset.manifest import read_manifest
 from tasks.dataset.preview import write_look
 from tasks.dataset.repair.run import repair
 from tasks.dataset.verify.verifier import verify
+from tasks.dataset.version.manifest import read_manifest
 from tests.dataset.building.prepared import published
 from tests.dataset.examples.test_phantoms import config
 from tests.dataset.init.kinds import config_of

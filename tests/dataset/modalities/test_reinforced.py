@@ -18,10 +18,10 @@ from tasks.dataset.examples import reinforced
 from tasks.dataset.formats import npy, tensors
 from tasks.dataset.modalities import MODALITIES, AcceptedSample
 from tasks.dataset.modalities.reinforced import accept_reinforced, check_reinforced_rules, reinforced_faults
-from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import open_sources
 from tasks.dataset.verify.scan import Decoder
 from tasks.dataset.verify.verifier import verify
+from tasks.dataset.version.rejects import Reject
 from tests.dataset import raw
 from tests.dataset.raw import shards
 

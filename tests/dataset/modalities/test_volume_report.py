@@ -13,9 +13,9 @@ import pytest
 from tasks.core.errors import DataError, UsageError
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.modalities.volume_report import VOLUME_REPORT
-from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import RawSample, open_sources
 from tasks.dataset.sources.npz import NpzVolumes
+from tasks.dataset.version.rejects import Reject
 from tests.dataset import ct_clip, raw
 from tests.dataset.raw import nifti
 

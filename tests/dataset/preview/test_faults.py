@@ -15,14 +15,14 @@ import pytest
 from flows.cli import main
 from tasks.core import tokens
 from tasks.core.findings import Finding, Report
-from tasks.dataset import quarantine, versions
-from tasks.dataset.index import read_index
 from tasks.dataset.preview import Checked, page_path, summary, version_at, write_look
 from tasks.dataset.preview.faults import FAULT_CODES, SHOWN
 from tasks.dataset.preview.tiles import legible
 from tasks.dataset.sample_reader import SampleReader
 from tasks.dataset.tar.format import BLOCK, END
 from tasks.dataset.verify.findings import LEFT
+from tasks.dataset.version import quarantine, versions
+from tasks.dataset.version.index import read_index
 from tests.core.test_pages import Tags
 from tests.dataset import damage, raw
 from tests.dataset.building.prepared import pictures, published

@@ -9,7 +9,7 @@ import pytest
 
 from tasks.dataset.preview import numbers
 from tasks.dataset.preview.numbers import Distribution, histogram, merged, read_columns, shard_charts
-from tasks.dataset.tables import ShardRecord
+from tasks.dataset.version.tables import ShardRecord
 from tests.dataset.handmade import write_version
 from tests.dataset.preview.pages import page, pairs, words
 

@@ -14,11 +14,11 @@ import yaml
 from flows.cli import main
 from tasks.core.schema import Config
 from tasks.dataset.building.builder import build
-from tasks.dataset.manifest import read_manifest
 from tasks.dataset.preview import numbers
 from tasks.dataset.preview.page import gather_page
 from tasks.dataset.preview.quality_tab import RULES, ProposedFilter, class_bars, effect_of
 from tasks.dataset.quality.assessment import path_of
+from tasks.dataset.version.manifest import read_manifest
 from tests.dataset import raw
 from tests.dataset.preview.pages import SECRET, a_version, page, words
 from tests.dataset.quality import planted

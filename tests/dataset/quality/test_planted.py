@@ -14,10 +14,10 @@ from tasks.core.config import validate
 from tasks.core.findings import Finding
 from tasks.core.tokens import caption_counter
 from tasks.dataset.building.builder import build
-from tasks.dataset.manifest import read_manifest
 from tasks.dataset.quality.assessment import Assessment
 from tasks.dataset.quality.examine import examine
 from tasks.dataset.quality.verdict import judge
+from tasks.dataset.version.manifest import read_manifest
 from tests.dataset.quality.planted import PLANTS, Sample, clean, opened, planted, write
 
 FOUND_AS = {

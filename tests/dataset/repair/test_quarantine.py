@@ -11,10 +11,10 @@ import pytest
 
 from tasks.core.files import read_json
 from tasks.core.findings import Finding, Report
-from tasks.dataset import quarantine
-from tasks.dataset.quarantine import Quarantined
 from tasks.dataset.repair import run as repair_module
 from tasks.dataset.repair.run import repair
+from tasks.dataset.version import quarantine
+from tasks.dataset.version.quarantine import Quarantined
 from tests.dataset import damage, raw
 from tests.dataset.damage import Built
 

@@ -13,8 +13,8 @@ import pytest
 from tasks.core.errors import DataError, UsageError
 from tasks.core.lock import Lease
 from tasks.core.schema import Config
-from tasks.dataset import versions
 from tasks.dataset.repair.run import repair
+from tasks.dataset.version import versions
 from tests.dataset import damage, raw
 from tests.dataset.damage import Built
 from tests.dataset.raw import chat, image_folder, nifti, npz, table

@@ -16,11 +16,11 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.files import read_json
 from tasks.core.remote import addresses
 from tasks.core.schema import Config
-from tasks.dataset.building.staging import redact_config
+from tasks.dataset.building.conversion.staging import redact_config
 from tasks.dataset.repair.result import Failed
 from tasks.dataset.repair.run import Repaired, repair
 from tasks.dataset.repair.workplace import Workplace
-from tasks.dataset.tables import ArrowBatches
+from tasks.dataset.version.tables import ArrowBatches
 from tests.dataset import damage, raw, tampering
 from tests.dataset.damage import Built
 from tests.dataset.raw import chat, shards

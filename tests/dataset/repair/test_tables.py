@@ -11,9 +11,9 @@ import pytest
 
 from tasks.core.errors import UsageError
 from tasks.core.files import read_json
-from tasks.dataset import versions
 from tasks.dataset.building.builder import is_up_to_date
 from tasks.dataset.repair.run import repair
+from tasks.dataset.version import versions
 from tests.dataset import damage, raw
 from tests.dataset.damage import Built
 

@@ -17,8 +17,8 @@ from flows.cli import main
 from tasks.core.errors import DataError
 from tasks.dataset.building.builder import build
 from tasks.dataset.init import survey
-from tasks.dataset.manifest import read_manifest
 from tasks.dataset.sources.tabular import open_table
+from tasks.dataset.version.manifest import read_manifest
 from tasks.loader.indexed import IndexedReader
 from tests.dataset import raw
 from tests.dataset.init.kinds import config_of

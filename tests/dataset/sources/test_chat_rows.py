@@ -15,10 +15,10 @@ from tasks.dataset import filters
 from tasks.dataset.building.builder import BuildResult, build
 from tasks.dataset.modalities import MODALITIES, AcceptedSample
 from tasks.dataset.modalities import chat as conversations
-from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import Absent, RawSample, Source, open_sources
 from tasks.dataset.verify.verifier import verify
-from tasks.dataset.versions import publish
+from tasks.dataset.version.rejects import Reject
+from tasks.dataset.version.versions import publish
 from tests.dataset.raw import chat, png
 from tests.dataset.raw.chat import row, turn, write_jsonl, write_parquet
 from tests.web import web_server

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from tasks.core.errors import DataError, UsageError
-from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import RawSample, open_sources
 from tasks.dataset.sources.chat_turns import Dialogue, pair_turns
 from tasks.dataset.sources.tabular import open_table
+from tasks.dataset.version.rejects import Reject
 from tests.dataset.raw import chat, png
 
 

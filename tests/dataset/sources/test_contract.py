@@ -14,11 +14,11 @@ from tasks.core.schema import Config
 from tasks.core.stores import ABSENT
 from tasks.dataset.building.builder import build, is_up_to_date
 from tasks.dataset.modalities import MODALITIES, missing
-from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import SOURCES, RawSample, Source, of_files, open_sources
 from tasks.dataset.tar.format import Members
 from tasks.dataset.tar.writer import ShardWriter
 from tasks.dataset.verify.verifier import verify
+from tasks.dataset.version.rejects import Reject
 from tests.dataset import raw
 
 SAMPLES = 6

@@ -16,10 +16,10 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.schema import Config
 from tasks.dataset.building.builder import build
 from tasks.dataset.building.freshness import is_up_to_date
-from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import of_files, open_sources
 from tasks.dataset.sources.protocol import RawSample
 from tasks.dataset.sources.tabular import open_table
+from tasks.dataset.version.rejects import Reject
 from tests.dataset import raw
 from tests.dataset.raw import table as tables
 from tests.web import web_server

@@ -9,9 +9,9 @@ import pytest
 from tasks.core.errors import DataError
 from tasks.core.folders import LocalStore
 from tasks.core.schema import Config
-from tasks.dataset.rejects import Reject
 from tasks.dataset.sources.image_folder import ImageFolder
 from tasks.dataset.sources.protocol import RawSample
+from tasks.dataset.version.rejects import Reject
 from tests.dataset import raw
 from tests.dataset.raw import image_folder
 

@@ -16,8 +16,8 @@ from tasks.core.folders import LocalStore
 from tasks.dataset.formats import npy
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.modalities.volume_report import VOLUME_REPORT
-from tasks.dataset.rejects import Reject
 from tasks.dataset.sources.nifti import NiftiVolumes
+from tasks.dataset.version.rejects import Reject
 from tests.dataset import ct_clip
 from tests.dataset.raw import nifti as raw
 

@@ -16,12 +16,12 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.folders import LocalStore
 from tasks.core.stores import StoreUnreachable
 from tasks.dataset.building.builder import build
-from tasks.dataset.manifest import read_manifest
 from tasks.dataset.modalities import MODALITIES
 from tasks.dataset.sources import RawSample, open_sources, tar_samples
 from tasks.dataset.sources.shards import Shards
 from tasks.dataset.tar.reader import BUFFER
 from tasks.dataset.verify.verifier import verify
+from tasks.dataset.version.manifest import read_manifest
 from tests.dataset import raw
 from tests.dataset.raw import shards
 

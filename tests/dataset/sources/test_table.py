@@ -15,11 +15,9 @@ from tasks.core.folders import LocalStore, open_store
 from tasks.core.remote import addresses, answers, hosts, remote_stores
 from tasks.core.schema import Config, Splits
 from tasks.core.stores import ABSENT, StoreUnreachable
-from tasks.dataset import versions
 from tasks.dataset.building import freshness
 from tasks.dataset.building.builder import build
 from tasks.dataset.modalities import MODALITIES
-from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import open_sources, tabular
 from tasks.dataset.sources.fields import text_of
 from tasks.dataset.sources.linked_files import LinkedFiles
@@ -27,6 +25,8 @@ from tasks.dataset.sources.protocol import RawSample
 from tasks.dataset.sources.table import TableImages
 from tasks.dataset.sources.tabular import open_table
 from tasks.dataset.splits import group_of
+from tasks.dataset.version import versions
+from tasks.dataset.version.rejects import Reject
 from tests.dataset import raw
 from tests.dataset.raw import table as tables
 from tests.web import counting_server, failing_server, web_server

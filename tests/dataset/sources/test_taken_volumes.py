@@ -14,9 +14,9 @@ from tasks.dataset.examples.phantoms import AIR, LUNG, TISSUE, phantoms
 from tasks.dataset.formats import npy
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.modalities.volume_report import VOLUME_REPORT
-from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import open_sources
 from tasks.dataset.verify.verifier import verify
+from tasks.dataset.version.rejects import Reject
 from tasks.loader.decoders import decode_volume
 from tests.dataset import raw
 from tests.dataset.examples.test_phantoms import config as phantom_config

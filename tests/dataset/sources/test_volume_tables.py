@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.dataset.modalities import MODALITIES
-from tasks.dataset.rejects import Reject
 from tasks.dataset.sources import RawSample, Source, open_sources
+from tasks.dataset.version.rejects import Reject
 from tests.dataset import raw
 from tests.dataset.raw import nifti
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.dataset.tables import write_table
+from tasks.dataset.version.tables import write_table
 from tests.dataset.verify.places import Hit, Inject, Place
 
 

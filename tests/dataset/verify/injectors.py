@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.dataset.tables import write_table
+from tasks.dataset.version.tables import write_table
 from tests.dataset import raw, tampering
 from tests.dataset.tampering import Entry, Sample, flip, overwrite, taken_apart
 from tests.dataset.verify.places import Hit, Inject, Place

@@ -11,11 +11,11 @@ import pytest
 from tasks.core.errors import TarmacError, UsageError
 from tasks.core.quarantine_file import Quarantined
 from tasks.core.remote import remote_stores
-from tasks.dataset import quarantine
 from tasks.dataset.indexing import index_tars
 from tasks.dataset.repair.run import repair
 from tasks.dataset.sample_reader import SampleReader
 from tasks.dataset.verify.verifier import verify
+from tasks.dataset.version import quarantine
 from tests.loader import transforms
 from tests.loader.conftest import flip, members_of, write_tar
 from tests.loader.feeds import feed_of

@@ -11,12 +11,12 @@ import pytest
 from tasks.core.errors import UsageError
 from tasks.core.findings import Finding
 from tasks.core.folders import LocalStore
-from tasks.dataset import versions
 from tasks.dataset.building.builder import build
 from tasks.dataset.repair.run import repair
 from tasks.dataset.verify.foreign import NO_MANIFEST
 from tasks.dataset.verify.tars import holes
 from tasks.dataset.verify.verifier import verify
+from tasks.dataset.version import versions
 from tests.dataset import raw
 from tests.dataset.handmade import MEMBERS, write_shard
 from tests.dataset.tampering import flip, make_foreign

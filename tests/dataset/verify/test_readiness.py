@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.dataset import quarantine, versions
-from tasks.dataset.index import read_index
-from tasks.dataset.quarantine import Quarantined
 from tasks.dataset.verify.verifier import BadSample, verify, verify_version
+from tasks.dataset.version import quarantine, versions
+from tasks.dataset.version.index import read_index
+from tasks.dataset.version.quarantine import Quarantined
 
 
 @pytest.fixture

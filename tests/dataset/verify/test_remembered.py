@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tasks.dataset import versions
 from tasks.dataset.building.builder import build
-from tasks.dataset.layout import VERIFIED
 from tasks.dataset.verify import remembered
 from tasks.dataset.verify.verifier import verify, verify_anew, verify_version
+from tasks.dataset.version import versions
+from tasks.dataset.version.layout import VERIFIED
 from tests.dataset import raw
 from tests.dataset.verify.test_readiness import set_aside, spoil
 

@@ -15,11 +15,11 @@ import pytest
 
 from flows.cli import main
 from flows.commands.soundness import report_lines
-from tasks.dataset import quarantine
 from tasks.dataset.tar.format import END
 from tasks.dataset.verify import findings as report
 from tasks.dataset.verify.examination import BadSample, SampleKeys
 from tasks.dataset.verify.verifier import verify
+from tasks.dataset.version import quarantine
 from tests.dataset import tampering
 from tests.dataset.handmade import MEMBERS, write_shard
 from tests.dataset.raw import shards

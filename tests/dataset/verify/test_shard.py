@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from tasks.core.files import blake3_file
-from tasks.dataset.index import INDEX
 from tasks.dataset.tar.format import END
 from tasks.dataset.tar.reader import BUFFER
 from tasks.dataset.verify import scan
 from tasks.dataset.verify.scan import ShardTask
 from tasks.dataset.verify.shard import ShardResult, check_shard
+from tasks.dataset.version.index import INDEX
 from tests.dataset import raw
 from tests.dataset.handmade import MEMBERS as GOOD
 from tests.dataset.handmade import Members, write_shard

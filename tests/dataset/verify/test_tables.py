@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.core.findings import Finding
-from tasks.dataset.index import INDEX
 from tasks.dataset.verify.verifier import verify
+from tasks.dataset.version.index import INDEX
 from tests.dataset.tampering import flip
 
 FILES = ("manifest.json", "shards.parquet", "rejects.parquet", "inputs.arrow", "index/train.npy", "samples/val.parquet", "val/sizes.json", "build.json")  # fmt: skip

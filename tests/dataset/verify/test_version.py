@@ -12,10 +12,10 @@ import pytest
 
 from tasks.core.errors import UsageError
 from tasks.core.findings import Finding
-from tasks.dataset import versions
-from tasks.dataset.index import read_index
 from tasks.dataset.verify import examination
 from tasks.dataset.verify.verifier import verify
+from tasks.dataset.version import versions
+from tasks.dataset.version.index import read_index
 from tests.dataset import tampering
 from tests.dataset.handmade import MEMBERS as GOOD
 from tests.dataset.handmade import Members, write_shard

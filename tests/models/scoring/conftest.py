@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_model
 
-from tasks.dataset import versions
+from tasks.dataset.version import versions
 from tasks.loader.indexed import IndexedReader
 from tasks.models import recipes
 from tests.conftest import made_once

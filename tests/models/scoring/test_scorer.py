@@ -25,14 +25,14 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.quarantine_file import Quarantined
 from tasks.core.schema import Config
 from tasks.core.screen import no_progress
-from tasks.dataset import quarantine, versions
-from tasks.dataset.build_info import read_build_info
 from tasks.dataset.building.builder import is_up_to_date
 from tasks.dataset.indexing import index_tars
 from tasks.dataset.quality.scored import judge_scores, kept_scores, score_chart
 from tasks.dataset.quality.verdict import kept_findings
 from tasks.dataset.scores import VersionSamples
-from tasks.dataset.tables import ArrowBatches, read_shards
+from tasks.dataset.version import quarantine, versions
+from tasks.dataset.version.build_info import read_build_info
+from tasks.dataset.version.tables import ArrowBatches, read_shards
 from tasks.loader.decoders import decode_text, image_of
 from tasks.loader.indexed import IndexedReader
 from tasks.models import recipes

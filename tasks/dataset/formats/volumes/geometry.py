@@ -19,7 +19,7 @@ from typing import Any
 
 from tasks.core.schema import VolumeRules
 from tasks.dataset.formats.npy import LARGEST_BYTES
-from tasks.dataset.rejects import Reject
+from tasks.dataset.version.rejects import Reject
 
 Shape = tuple[int, int, int]
 Spacing = tuple[float, float, float]

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.dataset.formats.npy import INT16
-from tasks.dataset.rejects import Reject
+from tasks.dataset.version.rejects import Reject
 
 QUANTILES = {"hu_min": 0.0, "hu_p01": 0.01, "hu_p50": 0.5, "hu_p99": 0.99, "hu_max": 1.0}
 SAMPLED = 1 << 22

@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from tasks.core.errors import UsageError
 from tasks.dataset.formats import npy
 from tasks.dataset.formats.volumes.geometry import Shape
-from tasks.dataset.rejects import Reject
 from tasks.dataset.tar.format import Buffer
+from tasks.dataset.version.rejects import Reject
 
 B2ND, NPY = "volume.b2nd", "volume.npy"
 MEMBERS = (B2ND, NPY)

@@ -11,15 +11,15 @@ import pytest
 
 from tasks.core.files import digest, write_json
 from tasks.core.schema import Config
-from tasks.dataset import versions
-from tasks.dataset.build_info import seal_files
 from tasks.dataset.building.builder import build, is_up_to_date
-from tasks.dataset.card import card
-from tasks.dataset.layout import BUILD, CARD, INPUTS
-from tasks.dataset.manifest import Manifest, SourceSummary, SplitSummary
 from tasks.dataset.repair.run import repair
-from tasks.dataset.tables import ArrowBatches, BatchWriter
 from tasks.dataset.verify.verifier import verify
+from tasks.dataset.version import versions
+from tasks.dataset.version.build_info import seal_files
+from tasks.dataset.version.card import card
+from tasks.dataset.version.layout import BUILD, CARD, INPUTS
+from tasks.dataset.version.manifest import Manifest, SourceSummary, SplitSummary
+from tasks.dataset.version.tables import ArrowBatches, BatchWriter
 from tests.dataset import handmade, raw
 from tests.dataset.raw import chat
 from tests.models.examples import SAMPLES

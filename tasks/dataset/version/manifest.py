@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tasks.core.errors import DataError
 from tasks.core.units import counted
-from tasks.dataset.layout import MANIFEST, NAME_DIGITS
+from tasks.dataset.version.layout import MANIFEST, NAME_DIGITS
 
 MOST_KINDS = 6
 """How many kinds of files a line names."""

@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple
 from tasks.core.errors import DataError
 from tasks.core.stores import address_key
 from tasks.core.units import shorten
-from tasks.dataset.layout import REJECTS
+from tasks.dataset.version.layout import REJECTS
 
 Reason = Literal[
     "source.unreadable", "source.unreachable", "source.gone", "member.missing", "key.duplicate",
@@ -287,7 +287,7 @@ def _read_rows(folder: Path, groups: Sequence[RejectGroup]) -> dict[str, list[Re
     """The first COMPARED rejects of each reason."""
     import pyarrow.compute as pc
 
-    from tasks.dataset.tables import read_pieces
+    from tasks.dataset.version.tables import read_pieces
 
     found: dict[str, list[RejectRow]] = {group.reason: [] for group in groups}
     for piece in read_pieces(folder / REJECTS, ["reason", *RejectRow._fields]):

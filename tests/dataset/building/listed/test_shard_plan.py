@@ -3,7 +3,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tasks.dataset.building import shard_plan as plan
+from tasks.dataset.building.listed import shard_plan as plan
 from tasks.dataset.keys import shard_hash
 
 MAXIMUM = 32

@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 
 from tasks.core.schema.dataset import ShardRules
 from tasks.core.stores import ObjectStat
-from tasks.dataset.building.shard_plan import PlannedShard, plan_shards
+from tasks.dataset.building.listed.shard_plan import PlannedShard, plan_shards
 from tasks.dataset.keys import HASH_BITS
-from tasks.dataset.rejects import FILTERED, Reason, printable
 from tasks.dataset.sources import Container
+from tasks.dataset.version.rejects import FILTERED, Reason, printable
 
 NAME = "catalogue.sqlite"
 SOURCE_BITS = 40

@@ -21,8 +21,8 @@ from tasks.core.files import write_atomic
 from tasks.core.lock import Lease
 from tasks.core.quarantine_file import NAME, Quarantined, home, read_quarantine, to_text
 from tasks.core.units import counted
-from tasks.dataset.layout import MANIFEST, samples_name, shard_name
-from tasks.dataset.manifest import SplitSummary, read_manifest, version_name
+from tasks.dataset.version.layout import MANIFEST, samples_name, shard_name
+from tasks.dataset.version.manifest import SplitSummary, read_manifest, version_name
 
 __all__ = ["NAME", "Quarantined", "home", "read_quarantine"]  # besides what is defined here
 
@@ -138,7 +138,7 @@ def _find(version: Path, split: str, wanted: set[tuple[str, str]]) -> dict[int, 
     import pyarrow as pa  # here, because loader workers import this and most datasets have no quarantine
     import pyarrow.compute as pc
 
-    from tasks.dataset.tables import read_pieces
+    from tasks.dataset.version.tables import read_pieces
 
     keys = pa.array(sorted({key for _, key in wanted}))
     found = {}

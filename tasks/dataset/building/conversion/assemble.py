@@ -31,13 +31,13 @@ from blake3 import blake3
 from tasks.core.errors import UsageError
 from tasks.core.files import digest, fsync_path, write_atomic, write_json
 from tasks.core.schema import Config
-from tasks.dataset.build_info import names_beside_tars, write_build_info
-from tasks.dataset.building.catalogue import RejectedSample
+from tasks.dataset.building.conversion.sidecar import accepted, first, schema, statistics_schema
 from tasks.dataset.building.fingerprint import config_digest
-from tasks.dataset.building.sidecar import accepted, first, schema, statistics_schema
-from tasks.dataset.card import card
-from tasks.dataset.index import IndexWriter
-from tasks.dataset.layout import (
+from tasks.dataset.building.listed.catalogue import RejectedSample
+from tasks.dataset.version.build_info import names_beside_tars, write_build_info
+from tasks.dataset.version.card import card
+from tasks.dataset.version.index import IndexWriter
+from tasks.dataset.version.layout import (
     BUILD,
     CARD,
     INPUTS,
@@ -50,8 +50,14 @@ from tasks.dataset.layout import (
     shard_name,
     sizes_name,
 )
-from tasks.dataset.manifest import Manifest, SourceSummary, SplitSummary, content_digest, version_name
-from tasks.dataset.tables import REJECTS_SCHEMA, SHARDS_SCHEMA, BatchWriter, TableWriter, samples_schema
+from tasks.dataset.version.manifest import Manifest, SourceSummary, SplitSummary, content_digest, version_name
+from tasks.dataset.version.tables import (
+    REJECTS_SCHEMA,
+    SHARDS_SCHEMA,
+    BatchWriter,
+    TableWriter,
+    samples_schema,
+)
 
 DRAFT = "draft"
 BLAKE3_RANGE = 1 << 256

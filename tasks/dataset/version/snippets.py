@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tasks.dataset.layout import FOREIGN, shard_name
-from tasks.dataset.manifest import read_manifest
+from tasks.dataset.version.layout import FOREIGN, shard_name
+from tasks.dataset.version.manifest import read_manifest
 
 WEBDATASET = """\
 import webdataset as wds

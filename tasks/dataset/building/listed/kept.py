@@ -19,18 +19,19 @@ import google_crc32c
 import pyarrow as pa
 
 from tasks.core.schema import Dataset
-from tasks.dataset import filters, layout
-from tasks.dataset.build_info import may_be_used
-from tasks.dataset.building.catalogue import Catalogue, ListedSample
+from tasks.dataset import filters
+from tasks.dataset.building.conversion.sidecar import ConvertedSample, first, statistics_schema
+from tasks.dataset.building.conversion.staging import KnownShard
 from tasks.dataset.building.fingerprint import is_converted_alike
+from tasks.dataset.building.listed.catalogue import Catalogue, ListedSample
 from tasks.dataset.building.score_rules import ScoreDecisions
-from tasks.dataset.building.sidecar import ConvertedSample, first, statistics_schema
-from tasks.dataset.building.staging import KnownShard
-from tasks.dataset.layout import INPUTS
-from tasks.dataset.rejects import BY_SCORE, FILTERED, PASSING, Reject, printable
 from tasks.dataset.sources.protocol import is_by_row
-from tasks.dataset.tables import ArrowBatches
 from tasks.dataset.tar.writer import ShardWriter
+from tasks.dataset.version import layout
+from tasks.dataset.version.build_info import may_be_used
+from tasks.dataset.version.layout import INPUTS
+from tasks.dataset.version.rejects import BY_SCORE, FILTERED, PASSING, Reject, printable
+from tasks.dataset.version.tables import ArrowBatches
 
 NO_RULES: Mapping[str, Any] = {}
 COLUMNS = ("planned", "tar", "key", "stamp", "reason")

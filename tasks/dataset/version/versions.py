@@ -26,7 +26,7 @@ from tasks.core.files import (
     write_json,
 )
 from tasks.core.lock import Held, Lease, drop_stale_pins, pinned
-from tasks.dataset.layout import (
+from tasks.dataset.version.layout import (
     BUILD,
     CURRENT,
     FRESH,
@@ -40,7 +40,7 @@ from tasks.dataset.layout import (
     resolve,
     shard_name,
 )
-from tasks.dataset.manifest import Manifest, read_manifest
+from tasks.dataset.version.manifest import Manifest, read_manifest
 
 __all__ = ["Manifest", "current", "pinned", "read_manifest", "resolve"]  # besides what is defined here
 

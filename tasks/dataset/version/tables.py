@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.core.errors import DataError
-from tasks.dataset.index import DurableWriter
 from tasks.dataset.keys import stem
-from tasks.dataset.layout import SHARDS, samples_name
+from tasks.dataset.version.index import DurableWriter
+from tasks.dataset.version.layout import SHARDS, samples_name
 
 _TEXT, _COUNT = pa.string(), pa.int64()
 SHARDS_SCHEMA = pa.schema(

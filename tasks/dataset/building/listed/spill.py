@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tasks.core.errors import DataError
-from tasks.dataset.building.catalogue import ListedSample
+from tasks.dataset.building.listed.catalogue import ListedSample
 from tasks.dataset.keys import HASH_BITS
 from tasks.dataset.tar.format import Members
 

@@ -26,20 +26,14 @@ from tasks.core.files import digest, disk_full_as_error, fsync_path
 from tasks.core.schema import Config, Dataset
 from tasks.core.screen import Progress
 from tasks.dataset import filters
-from tasks.dataset.building.catalogue import NAME, Catalogue, ListedSample
 from tasks.dataset.building.check import measured_rules
-from tasks.dataset.building.fingerprint import members_digest
-from tasks.dataset.building.kept import KeptSamples, shards_to_keep_from
-from tasks.dataset.building.score_rules import ScoreDecisions
-from tasks.dataset.building.shard_plan import PlannedShard
-from tasks.dataset.building.sidecar import (
+from tasks.dataset.building.conversion.sidecar import (
     ConvertedSample,
     counted_reasons,
     holds_transient,
     sidecar,
 )
-from tasks.dataset.building.spill import FOLDER, read_spilled
-from tasks.dataset.building.staging import (
+from tasks.dataset.building.conversion.staging import (
     JOBS,
     RULES,
     KnownShard,
@@ -49,14 +43,20 @@ from tasks.dataset.building.staging import (
     tar_path,
     write_rules,
 )
-from tasks.dataset.building.tally import BudgetExceeded, BuildTally
+from tasks.dataset.building.conversion.tally import BudgetExceeded, BuildTally
+from tasks.dataset.building.fingerprint import members_digest
+from tasks.dataset.building.listed.catalogue import NAME, Catalogue, ListedSample
+from tasks.dataset.building.listed.kept import KeptSamples, shards_to_keep_from
+from tasks.dataset.building.listed.shard_plan import PlannedShard
+from tasks.dataset.building.listed.spill import FOLDER, read_spilled
+from tasks.dataset.building.score_rules import ScoreDecisions
 from tasks.dataset.modalities import MODALITIES, Modality
-from tasks.dataset.rejects import PASSING, TRANSIENT, Reject, printable
 from tasks.dataset.sources import Absent, Source, of_files, open_sources
 from tasks.dataset.sources.protocol import is_by_row
-from tasks.dataset.tables import write_batch
 from tasks.dataset.tar.format import Members
 from tasks.dataset.tar.writer import ShardWriter
+from tasks.dataset.version.rejects import PASSING, TRANSIENT, Reject, printable
+from tasks.dataset.version.tables import write_batch
 
 if TYPE_CHECKING:
     from tasks.core.remote.addresses import AddressFetcher

@@ -13,8 +13,8 @@ from tasks.core.errors import DataError
 from tasks.core.schema.dataset import ShardRules
 from tasks.dataset.building import listing
 from tasks.dataset.building.builder import build
-from tasks.dataset.building.catalogue import NAME, Catalogue, Listed, ListedSample, RejectedSample
-from tasks.dataset.building.spill import FOLDER, PARTS, read_spilled
+from tasks.dataset.building.listed.catalogue import NAME, Catalogue, Listed, ListedSample, RejectedSample
+from tasks.dataset.building.listed.spill import FOLDER, PARTS, read_spilled
 from tasks.dataset.keys import shard_hash
 from tasks.dataset.sources.table import TableImages
 from tests.dataset import raw

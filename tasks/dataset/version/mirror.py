@@ -26,8 +26,8 @@ from tasks.core.files import write_json
 from tasks.core.remote import remote_stores
 from tasks.core.screen import Progress, no_progress
 from tasks.core.stores import StoreUnreachable
-from tasks.dataset.layout import CURRENT, MANIFEST, MIRRORED, SHARDS, VERSION_NAME
-from tasks.dataset.tables import read_shards
+from tasks.dataset.version.layout import CURRENT, MANIFEST, MIRRORED, SHARDS, VERSION_NAME
+from tasks.dataset.version.tables import read_shards
 
 TOGETHER = 4
 """Transfers that run at the same time."""

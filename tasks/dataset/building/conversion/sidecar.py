@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from tasks.dataset.building.catalogue import ListedSample
+from tasks.dataset.building.listed.catalogue import ListedSample
 from tasks.dataset.formats.measures import FINE_BYTES, SPECTRUM_BYTES
 from tasks.dataset.modalities import MODALITIES
 from tasks.dataset.modalities.base import Statistic, Statistics
-from tasks.dataset.rejects import BY_SCORE, FILTERED, PASSING, Reject, printable
 from tasks.dataset.tar.writer import Span
+from tasks.dataset.version.rejects import BY_SCORE, FILTERED, PASSING, Reject, printable
 
 SHARD_COLUMNS: Mapping[str, Any] = {
     "planned": pa.string(),

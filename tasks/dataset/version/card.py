@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Collection
 
-from tasks.dataset.manifest import Manifest, is_of_rows
+from tasks.dataset.version.manifest import Manifest, is_of_rows
 
 NEEDS = "4.7"
 """The first release of `datasets` that has the type json."""

@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from tasks.core.errors import DataError
 from tasks.core.files import blake3_file, digest, write_json
-from tasks.dataset.layout import BUILD
-from tasks.dataset.manifest import first_problem
+from tasks.dataset.version.layout import BUILD
+from tasks.dataset.version.manifest import first_problem
 
 _PART = r"[A-Za-z0-9_-][A-Za-z0-9_.-]*"
 FileName = Annotated[str, StringConstraints(pattern=rf"^{_PART}(/{_PART})?$")]

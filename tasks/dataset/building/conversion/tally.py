@@ -15,9 +15,9 @@ from pathlib import Path
 from tasks.core.errors import DataError
 from tasks.core.schema import Config
 from tasks.core.units import near
-from tasks.dataset.building.catalogue import Catalogue
-from tasks.dataset.manifest import rejects_allowed
-from tasks.dataset.rejects import FILTERED, LINK_ROT, reject_lines
+from tasks.dataset.building.listed.catalogue import Catalogue
+from tasks.dataset.version.manifest import rejects_allowed
+from tasks.dataset.version.rejects import FILTERED, LINK_ROT, reject_lines
 
 
 class BudgetExceeded(Exception):

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from tasks.core.errors import DataError
-from tasks.dataset.build_info import read_build_info
-from tasks.dataset.index import read_index
-from tasks.dataset.layout import samples_name
-from tasks.dataset.manifest import read_manifest
-from tasks.dataset.tables import read_pieces
+from tasks.dataset.version.build_info import read_build_info
+from tasks.dataset.version.index import read_index
+from tasks.dataset.version.layout import samples_name
+from tasks.dataset.version.manifest import read_manifest
+from tasks.dataset.version.tables import read_pieces
 
 
 @dataclass(frozen=True)

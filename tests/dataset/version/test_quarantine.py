@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from tasks.core.errors import DataError
-from tasks.dataset import quarantine, versions
 from tasks.dataset.building.builder import build
-from tasks.dataset.manifest import SplitSummary
 from tasks.dataset.preview.faults import FAULT_CODES
-from tasks.dataset.quarantine import NAME, Quarantined
-from tasks.dataset.tables import read_table
+from tasks.dataset.version import quarantine, versions
+from tasks.dataset.version.manifest import SplitSummary
+from tasks.dataset.version.quarantine import NAME, Quarantined
+from tasks.dataset.version.tables import read_table
 from tests.dataset import damage
 
 V, W = "0" * 12, "1" * 12

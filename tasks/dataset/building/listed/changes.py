@@ -21,14 +21,14 @@ from pydantic import ValidationError
 from tasks.core.errors import DataError, NeedsApproval
 from tasks.core.schema import Dataset
 from tasks.core.units import shorten
-from tasks.dataset.build_info import read_build_info
-from tasks.dataset.building.catalogue import Catalogue
+from tasks.dataset.building.conversion.sidecar import accepted, first
 from tasks.dataset.building.fingerprint import CONVERTER, reading_digest
-from tasks.dataset.building.sidecar import accepted, first
+from tasks.dataset.building.listed.catalogue import Catalogue
 from tasks.dataset.keys import key_of
-from tasks.dataset.layout import INPUTS
-from tasks.dataset.manifest import read_manifest
-from tasks.dataset.tables import ArrowBatches, read_pieces, read_shards
+from tasks.dataset.version.build_info import read_build_info
+from tasks.dataset.version.layout import INPUTS
+from tasks.dataset.version.manifest import read_manifest
+from tasks.dataset.version.tables import ArrowBatches, read_pieces, read_shards
 
 ALLOWED = 0.05
 """The share of samples that may disappear or be overwritten from one version to the next without approval."""

@@ -10,8 +10,8 @@ import pytest
 from tasks.core import lock
 from tasks.core.errors import DataError, UsageError
 from tasks.core.lock import Lease
-from tasks.dataset import versions
 from tasks.dataset.building.builder import build
+from tasks.dataset.version import versions
 from tests.dataset import raw
 from tests.disks import small_disk
 

@@ -22,16 +22,16 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.files import digest, read_json, write_atomic
 from tasks.core.schema import Dataset
 from tasks.core.stores import absolute_location, is_remote, redact
-from tasks.dataset import layout, versions
-from tasks.dataset.build_info import may_be_used
-from tasks.dataset.building.assemble import DraftShard
-from tasks.dataset.building.catalogue import Catalogue, ListedSample, RejectedSample
+from tasks.dataset.building.conversion.assemble import DraftShard
+from tasks.dataset.building.conversion.sidecar import counted_reasons, first, holds_transient
+from tasks.dataset.building.listed.catalogue import Catalogue, ListedSample, RejectedSample
+from tasks.dataset.building.listed.shard_plan import PlannedShard
 from tasks.dataset.building.score_rules import ScoreDecisions
-from tasks.dataset.building.shard_plan import PlannedShard
-from tasks.dataset.building.sidecar import counted_reasons, first, holds_transient
-from tasks.dataset.layout import INPUTS
-from tasks.dataset.rejects import PASSING, printable
-from tasks.dataset.tables import ArrowBatches
+from tasks.dataset.version import layout, versions
+from tasks.dataset.version.build_info import may_be_used
+from tasks.dataset.version.layout import INPUTS
+from tasks.dataset.version.rejects import PASSING, printable
+from tasks.dataset.version.tables import ArrowBatches
 
 RULES = "dataset.json"
 """The file with the config's dataset block, for workers on any machine."""

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from tasks.core.errors import UsageError
-from tasks.dataset import mirror
 from tasks.dataset.building.builder import build
-from tasks.dataset.mirror import Transfer, plan_transfers
+from tasks.dataset.version import mirror
+from tasks.dataset.version.mirror import Transfer, plan_transfers
 from tests import s3
 from tests.dataset import raw
 

@@ -17,7 +17,7 @@ from numpy.lib import format as npy
 from numpy.typing import ArrayLike, NDArray
 
 from tasks.core.errors import DataError
-from tasks.dataset.layout import index_name
+from tasks.dataset.version.layout import index_name
 
 INDEX = np.dtype([("shard", "<u4"), ("offset", "<u8"), ("length", "<u8"), ("crc32c", "<u4")])
 """One row per sample: the shard's number in the split, and the byte offset, byte length and CRC32C of the

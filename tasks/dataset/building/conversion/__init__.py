@@ -1,0 +1,1 @@
+"""From listed samples to finished shards and the files beside them."""
