@@ -29,6 +29,7 @@ from tasks.core.files import FULL, disk_full_as_error
 from tasks.core.lock import Held, Lease
 from tasks.core.schema import Config
 from tasks.core.screen import Progress, no_progress
+from tasks.dataset.building import changes
 from tasks.dataset.building.conversion import assemble
 from tasks.dataset.building.conversion.convert import convert_all
 from tasks.dataset.building.conversion.result import BuildResult
@@ -45,7 +46,6 @@ from tasks.dataset.building.conversion.staging import (
 from tasks.dataset.building.conversion.tally import BudgetExceeded, BuildTally, counted
 from tasks.dataset.building.fingerprint import CONVERTER, another_converter, packages
 from tasks.dataset.building.freshness import is_up_to_date, sweep_surveys, unchanged
-from tasks.dataset.building.listed import changes
 from tasks.dataset.building.listed.catalogue import Catalogue, RejectedSample
 from tasks.dataset.building.listing import SourceListing
 from tasks.dataset.building.score_rules import ScoreRules

@@ -71,10 +71,25 @@ def scored_rules(dataset: Dataset, sources: Sequence[Source]) -> dict[str, Any]:
 
 
 def _rules_on(known: Iterable[str], dataset: Dataset, sources: Sequence[Source]) -> dict[str, Any]:
-    names = dataset.filter.keys() & set(known)
-    for source in sources if names else ():
-        names -= set(source.columns())
-    return {name: dataset.filter[name] for name in sorted(names)}
+    rules = {name: dataset.filter[name] for name in sorted(dataset.filter.keys() & set(known))}
+    columns = [set(source.columns()) for source in sources] if rules else []
+    for name in list(rules):
+        lacking, having = (
+            [
+                one.path
+                for one, names in zip(dataset.all_sources, columns, strict=True)
+                if (name in names) is has
+            ]
+            for has in (False, True)
+        )
+        if having and lacking:
+            raise UsageError(
+                f"dataset.filter.{name}: {having[0]} has a column {name}, and {lacking[0]} has none, where "
+                "the rule would be about what the build measures; rename the column, or build two datasets"
+            )
+        if having:
+            del rules[name]
+    return rules
 
 
 def fewer_than(dataset: Dataset, enough: int) -> int | None:

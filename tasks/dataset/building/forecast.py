@@ -23,6 +23,7 @@ from tasks.core.schema import Config
 from tasks.core.screen import Progress, no_progress
 from tasks.core.units import counted as counted_text
 from tasks.core.units import size as size_text
+from tasks.dataset.building.changes import since
 from tasks.dataset.building.conversion.convert import Converter, converter
 from tasks.dataset.building.conversion.sidecar import counted_reasons
 from tasks.dataset.building.conversion.staging import known_shards, staged, write_rules
@@ -30,7 +31,6 @@ from tasks.dataset.building.conversion.tally import BuildTally, counted
 from tasks.dataset.building.fingerprint import another_converter, config_digest
 from tasks.dataset.building.freshness import is_for_the_same, unchanged
 from tasks.dataset.building.listed.catalogue import Catalogue
-from tasks.dataset.building.listed.changes import since
 from tasks.dataset.building.listed.shard_plan import PlannedShard
 from tasks.dataset.building.listed.spill import FOLDER, read_spilled
 from tasks.dataset.building.listing import SourceListing
@@ -195,6 +195,7 @@ def _why(config: Config, before: Path | None, inputs: str, changed: str) -> str:
 def _work(config: Config, before: Path | None, catalogue: Catalogue, scores: ScoreRules) -> ConversionWork:
     """Count what is planned, and try a few of the samples that are to be converted."""
     dataset, folder = config.dataset, catalogue.path.parent
+    catalogue.forget_conversions()  # of an interrupted build, whose sidecars are counted below
     decisions = scores.decide()
     known = known_shards(dataset.output, catalogue, decisions)
     tally = counted(config, catalogue)

@@ -8,7 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from tasks.core.errors import DataError, UsageError
+from tasks.core.config import validate
+from tasks.core.errors import DataError, NeedsApproval, UsageError
 from tasks.core.schema import Config
 from tasks.dataset.building import content_groups
 from tasks.dataset.building.builder import BuildResult, build
@@ -69,6 +70,35 @@ def test_a_filtered_sample_is_no_loss_and_comes_back(tmp_path: Path) -> None:
     assert (filtered.lost, filtered.filtered) == (9, 9)
     again = published(make(tmp_path / "raw", pictures, splits={}))
     assert again.version == first.version and again.gained == 9
+
+
+def test_samples_that_are_filtered_because_they_were_overwritten_are_a_loss(tmp_path: Path) -> None:
+    """A disk that turned pictures white is no rule of the user's."""
+    published(make(tmp_path / "raw", BUSY, splits={}, filter={"contrast": 5}))
+    for name in list(BUSY)[:4]:
+        noise(100, contrast=0.005).save(tmp_path / "raw" / name)
+    config = make(tmp_path / "raw", BUSY, splits={}, filter={"contrast": 5})
+    with pytest.raises(NeedsApproval, match=r"4 of the 9 samples .* are overwritten with other content"):
+        build(config)
+    accepted = build(config, accept_loss=True)
+    assert (accepted.lost, accepted.filtered) == (4, 4)
+
+
+def test_a_rule_on_a_column_that_one_of_two_sources_lacks_is_refused(tmp_path: Path) -> None:
+    """It would be about the column in one and about the pictures in the other."""
+    make(tmp_path / "raw", BUSY)
+    table = tmp_path / "raw/captions.csv"
+    rows = table.read_text().splitlines()
+    (tmp_path / "raw/more.csv").write_text(
+        "\n".join([f"{rows[0]},width", *(f"{row},7" for row in rows[1:])]) + "\n"
+    )
+    config = make(tmp_path / "raw", BUSY, filter={"width": 5})
+    given = config.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    first = given["dataset"].pop("source")
+    given["dataset"]["sources"] = [first, {**first, "path": str(table.with_name("more.csv"))}]
+    why = r"dataset.filter.width: .*more.csv has a column width, and .*captions.csv has none, .*; rename the"
+    with pytest.raises(UsageError, match=why):
+        build(validate(given, "test"))
 
 
 def test_a_filtered_shard_is_known_to_the_next_build(tmp_path: Path) -> None:

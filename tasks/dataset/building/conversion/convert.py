@@ -45,8 +45,8 @@ from tasks.dataset.building.conversion.staging import (
 )
 from tasks.dataset.building.conversion.tally import BudgetExceeded, BuildTally
 from tasks.dataset.building.fingerprint import members_digest
+from tasks.dataset.building.kept import KeptSamples, shards_to_keep_from
 from tasks.dataset.building.listed.catalogue import NAME, Catalogue, ListedSample
-from tasks.dataset.building.listed.kept import KeptSamples, shards_to_keep_from
 from tasks.dataset.building.listed.shard_plan import PlannedShard
 from tasks.dataset.building.listed.spill import FOLDER, read_spilled
 from tasks.dataset.building.score_rules import ScoreDecisions

@@ -1,1 +1,1 @@
-"""What is to be built: the listed samples, their shards, and what differs from the version before."""
+"""What is to be converted: the listed samples, the raw members that wait on the disk, and the shards."""

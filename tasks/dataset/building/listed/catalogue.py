@@ -398,7 +398,10 @@ class Catalogue:
 
     def examples(self) -> dict[str, str]:
         """Return the place and detail of the first reject of each reason."""
-        query = "SELECT reason, place || ': ' || detail, min(number) FROM rejects GROUP BY reason"
+        query = (
+            "SELECT reason, place || ': ' || detail, min(number) FROM rejects "
+            f"WHERE reason <> '{FILTERED}' GROUP BY reason"
+        )
         return {reason: example for reason, example, _ in self._database.execute(query)}
 
     def reasons(self) -> dict[str, int]:
@@ -407,8 +410,9 @@ class Catalogue:
         counts.pop(FILTERED, None)
         return counts
 
-    def note_converted(self, rows: Iterable[tuple[str, bytes, int, int]]) -> None:
-        """Note for `find` what accepted samples are made of: key, content, length and CRC32C of the span."""
+    def note_converted(self, rows: Iterable[tuple[str, bytes, int | None, int | None]]) -> None:
+        """Note for `find` and `find_filtered` what samples are made of: key, content, and length and
+        CRC32C of the span, which filtered ones do not have."""
         self._database.execute(
             "CREATE TEMP TABLE IF NOT EXISTS converted "
             "(key TEXT PRIMARY KEY, content BLOB, length INTEGER, crc32c INTEGER) WITHOUT ROWID"
@@ -420,14 +424,19 @@ class Catalogue:
         is no such sample."""
         return self._database.execute(self._find, (key,)).fetchone()  # type: ignore[no-any-return]
 
-    def is_filtered(self, key: str) -> bool:
-        """Whether a rule on its statistics left the sample with this key out."""
-        return bool(self._database.execute(self._find_filtered, (key,)).fetchone())
+    def find_filtered(self, key: str) -> tuple[bytes | None] | None:
+        """Return the content, as far as that was noted, of the sample with this key that a rule on its
+        statistics left out; None if there is no such sample."""
+        return self._database.execute(self._find_filtered, (key,)).fetchone()  # type: ignore[no-any-return]
 
     @cached_property
     def _find_filtered(self) -> str:
         self._database.execute("CREATE INDEX IF NOT EXISTS left_out_keys ON rejects (key)")
-        return f"SELECT 1 FROM rejects WHERE key = ? AND reason = '{FILTERED}'"
+        self.note_converted(())
+        return (
+            "SELECT content FROM rejects LEFT JOIN converted USING (key) "
+            f"WHERE key = ? AND reason = '{FILTERED}'"
+        )
 
     @cached_property
     def _find(self) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import ValidationError
 
 from tasks.core.errors import DataError, NeedsApproval
@@ -28,6 +29,7 @@ from tasks.dataset.keys import key_of
 from tasks.dataset.version.build_info import read_build_info
 from tasks.dataset.version.layout import INPUTS
 from tasks.dataset.version.manifest import read_manifest
+from tasks.dataset.version.rejects import FILTERED
 from tasks.dataset.version.tables import ArrowBatches, read_pieces, read_shards
 
 ALLOWED = 0.05
@@ -127,15 +129,15 @@ class Changes:
         )
 
     def _question(self, before: Path) -> str:
-        overwritten = self.overwritten.count
+        gone, overwritten = self.lost - self.filtered, self.overwritten.count
         had = f"of the {self.had:,} samples of version {before.name} are"
         if not overwritten:
-            changed = f"{self.lost:,} {had} gone"
-        elif self.lost:
-            changed = f"{self.lost:,} {had} gone and {overwritten:,} are overwritten with other content"
+            changed = f"{gone:,} {had} gone"
+        elif gone:
+            changed = f"{gone:,} {had} gone and {overwritten:,} are overwritten with other content"
         else:
             changed = f"{overwritten:,} {had} overwritten with other content in the source"
-        share = (self.lost + overwritten) / (self.had or 1)
+        share = (gone + overwritten) / (self.had or 1)
         stays = "the current version stays"
         if self.is_read_alike:
             return f"{changed} ({share:.1%}); {stays}. Mend the source and run again, or accept the loss"
@@ -213,8 +215,10 @@ class _Comparison:
         for key, name, was in zip(keys, names, facts, strict=True):
             self.read += 1
             found = self._catalogue.find(key)
-            if found is None and self._catalogue.is_filtered(key):
+            if found is None and (left_out := self._catalogue.find_filtered(key)):
                 self.filtered += 1
+                if was is not None and left_out[0] not in (None, was[0]):
+                    self.overwritten.add(name)
             elif found is None:
                 renamed = key_of(name)
                 if renamed != key and self._catalogue.find(renamed) is not None:
@@ -238,7 +242,9 @@ def _note_converted(before: Path, made: Path, catalogue: Catalogue) -> set[tuple
         if _name(table) in had:
             found.add(_name(table))
             continue
-        columns = (accepted(table).column(name).to_pylist() for name in MADE_OF if name != "original_key")
+        reasons = table.column("reason")
+        converted = table.filter(pc.or_kleene(reasons.is_null(), pc.equal(reasons, FILTERED)))
+        columns = (converted.column(name).to_pylist() for name in MADE_OF if name != "original_key")
         catalogue.note_converted(zip(*columns, strict=True))
     return found
 
