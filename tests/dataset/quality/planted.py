@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageCms, ImageDraw, ImageFilter
+from PIL import Image, ImageCms, ImageDraw, ImageEnhance, ImageFilter, ImageOps
 from skimage import data as photos
 from sklearn.datasets import load_sample_image
 
@@ -173,9 +173,10 @@ def _caption(made: Callable[[Sample, int], str]) -> Callable[..., Sample]:
 
 
 def _framed(picture: Image.Image) -> bytes:
-    framed = Image.new("RGB", (SIDE, SIDE), "white")
-    framed.paste(picture.resize((SIDE, SIDE * 5 // 8)), (0, SIDE // 8))
-    ImageDraw.Draw(framed).text((40, SIDE - 22), "stock.example", fill="black")
+    width, height = picture.size
+    framed = Image.new("RGB", picture.size, "white")
+    framed.paste(picture.resize((width, height * 5 // 8)), (0, height // 8))
+    ImageDraw.Draw(framed).text((width // 4, height - height // 7), "stock.example", fill="black")
     return jpeg(framed)
 
 
@@ -189,10 +190,18 @@ def _other_profile(picture: Image.Image) -> bytes:
     return jpeg(picture, icc_profile=ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB")).tobytes())
 
 
+def _smaller(picture: Image.Image, part: int, of: int) -> Image.Image:
+    width, height = (max(side * part // of, 1) for side in picture.size)
+    return picture.resize((width, height), Image.Resampling.LANCZOS)
+
+
 def _enlarged(picture: Image.Image) -> bytes:
-    return jpeg(
-        picture.resize((20, 20), Image.Resampling.LANCZOS).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
-    )
+    return jpeg(_smaller(picture, 1, 8).resize(picture.size, Image.Resampling.BICUBIC))
+
+
+def _blurred(picture: Image.Image) -> bytes:
+    """Blur as far as it shows at the size that models look at: by the 32nd part of the shorter side."""
+    return jpeg(picture.filter(ImageFilter.GaussianBlur(min(picture.size) / 32)))
 
 
 GERMAN = (
@@ -204,13 +213,13 @@ GERMAN = (
 PLANTS: dict[str, Plant] = {
     "exact copies": Plant("samples.duplicated", _copy(lambda _, sample: sample.content), adds=True),
     "near copies": Plant(
-        "samples.duplicated", _copy(lambda picture, _: jpeg(picture.resize((128, 128)), 75)), adds=True
+        "samples.duplicated", _copy(lambda picture, _: jpeg(_smaller(picture, 4, 5), 75)), adds=True
     ),
     "one colour": Plant(
         "images.constant",
         _picture(lambda picture: jpeg(Image.new("RGB", picture.size, (200, 30, 30)))),
     ),
-    "blurred": Plant("images.blurred", _picture(lambda one: jpeg(one.filter(ImageFilter.GaussianBlur(5))))),
+    "blurred": Plant("images.blurred", _picture(_blurred)),
     "enlarged": Plant("images.blurred", _picture(_enlarged)),
     "bars with a watermark": Plant("images.bordered", _picture(_framed)),
     "CMYK": Plant("images.colour", _picture(lambda picture: jpeg(picture.convert("CMYK")))),
@@ -235,6 +244,22 @@ PLANTS: dict[str, Plant] = {
 """Each kind by its name."""
 
 
+FOUND_AS = {
+    "one colour": ("pictures", "constant"),
+    "blurred": ("pictures", "blurred"),
+    "enlarged": ("pictures", "blurred"),
+    "bars with a watermark": ("pictures", "bordered"),
+    "CMYK": ("pictures", "cmyk"),
+    "another colour profile": ("pictures", "profile"),
+    "animations": ("pictures", "animated"),
+    "names of files": ("captions", "empty"),
+    "boilerplate": ("captions", "boilerplate"),
+    "another language": ("captions", "language"),
+    "long captions": ("captions", "truncated"),
+}
+"""Where the assessment holds the samples of a kind; it does not name those with one caption for many."""
+
+
 def planted(kind: str, seed: int = 0) -> tuple[list[Sample], list[str]]:
     """Return the clean set with a kind planted in it, and the names of the planted samples."""
     plant, samples = PLANTS[kind], clean()
@@ -248,3 +273,62 @@ def planted(kind: str, seed: int = 0) -> tuple[list[Sample], list[str]]:
         else:
             samples[place] = made
     return samples, names
+
+
+def all_planted(
+    samples: list[Sample], count: int, seed: int
+) -> tuple[list[Sample], dict[str, list[str]], dict[str, str]]:
+    """Plant every kind in `count` samples of its own; return them all, the names of the planted ones by kind,
+    and of each copy the name of its original."""
+    samples = random.Random(seed).sample(samples, len(samples))
+    names: dict[str, list[str]] = {}
+    originals: dict[str, str] = {}
+    for place, (kind, plant) in enumerate(PLANTS.items()):
+        names[kind] = []
+        for number in range(count):
+            sample = samples[place * count + number]
+            made = plant.change(opened(sample), sample, number)
+            if plant.adds:
+                made.name = f"{kind.split()[0]}-{made.name}"
+                originals[made.name] = sample.name
+                samples.append(made)
+            else:
+                samples[place * count + number] = made
+            names[kind].append(made.name)
+    return samples, names, originals
+
+
+def _cut(picture: Image.Image, share: float) -> Image.Image:
+    across, down = (round(side * share) for side in picture.size)
+    return picture.crop((across, down, picture.width - across, picture.height - down))
+
+
+def _scaled(picture: Image.Image, share: float) -> Image.Image:
+    return picture.resize((max(1, int(picture.width * share)), max(1, int(picture.height * share))))
+
+
+def _marked(picture: Image.Image) -> Image.Image:
+    picture = picture.copy()
+    size = picture.width / 12
+    text = "stock.example"
+    ImageDraw.Draw(picture).text((picture.width / 5, picture.height * 0.8), text, "white", font_size=size)
+    return picture
+
+
+CHANGES: dict[str, Callable[[Image.Image], bytes]] = {
+    **{f"JPEG quality {q}": (lambda one, q=q: jpeg(one, q)) for q in (90, 70, 50, 30, 10)},
+    **{f"scaled to {s}": (lambda one, s=s: jpeg(_scaled(one, s))) for s in (0.75, 0.5, 0.25)},
+    "grey": lambda one: jpeg(one.convert("L")),
+    "brighter by 20 %": lambda one: jpeg(ImageEnhance.Brightness(one).enhance(1.2)),
+    "contrast + 20 %": lambda one: jpeg(ImageEnhance.Contrast(one).enhance(1.2)),
+    "blurred by 2 pixels": lambda one: jpeg(one.filter(ImageFilter.GaussianBlur(2))),
+    "watermark": lambda one: jpeg(_marked(one)),
+    **{f"each side cut by {s:.0%}": (lambda one, s=s: jpeg(_cut(one, s))) for s in (0.01, 0.02, 0.05, 0.1)},
+    **{
+        f"border of {s:.0%}": (lambda one, s=s: jpeg(ImageOps.expand(one, round(min(one.size) * s), "white")))
+        for s in (0.01, 0.02, 0.05)
+    },
+    "turned by 1 degree": lambda one: jpeg(one.rotate(1, Image.Resampling.BICUBIC)),
+    "mirrored": lambda one: jpeg(ImageOps.mirror(one)),
+}
+"""What may be done to a copy, from little to much."""

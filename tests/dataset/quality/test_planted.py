@@ -1,7 +1,6 @@
 """Fourteen kinds of bad data among real photographs: each is found, by code and by sample, and nothing is found
 in the photographs alone."""
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -18,22 +17,7 @@ from tasks.dataset.quality.assessment import Assessment
 from tasks.dataset.quality.examine import examine
 from tasks.dataset.quality.verdict import judge
 from tasks.dataset.version.manifest import read_manifest
-from tests.dataset.quality.planted import PLANTS, Sample, clean, opened, planted, write
-
-FOUND_AS = {
-    "one colour": ("pictures", "constant"),
-    "blurred": ("pictures", "blurred"),
-    "enlarged": ("pictures", "blurred"),
-    "bars with a watermark": ("pictures", "bordered"),
-    "CMYK": ("pictures", "cmyk"),
-    "another colour profile": ("pictures", "profile"),
-    "animations": ("pictures", "animated"),
-    "names of files": ("captions", "empty"),
-    "boilerplate": ("captions", "boilerplate"),
-    "another language": ("captions", "language"),
-    "long captions": ("captions", "truncated"),
-}
-"""Where the assessment holds the samples of a kind."""
+from tests.dataset.quality.planted import FOUND_AS, PLANTS, Sample, all_planted, clean, planted, write
 
 
 @dataclass(frozen=True)
@@ -68,21 +52,7 @@ def judged(samples: list[Sample], **dataset: object) -> Judged:
 @cache
 def all_at_once() -> tuple[Judged, dict[str, list[str]]]:
     """Plant every kind in samples of its own."""
-    samples = clean()
-    random.Random(3).shuffle(samples)
-    names: dict[str, list[str]] = {}
-    place = 0
-    for kind, plant in PLANTS.items():
-        names[kind] = []
-        for number in range(8):
-            made = plant.change(opened(samples[place]), samples[place], number)
-            made.name = made.name if not plant.adds else f"{kind.split()[0]}-{made.name}"
-            names[kind].append(made.name)
-            if plant.adds:
-                samples.append(made)
-            else:
-                samples[place] = made
-            place += 1
+    samples, names, _ = all_planted(clean(), 8, seed=3)
     return judged(samples), names
 
 
