@@ -36,8 +36,12 @@ EVERY = 4
 """Sharpness looks at every fourth row and column."""
 PLAIN = 6
 """The most levels of 255 by which the pixels of a bar differ."""
-EDGE = 0.7
-"""The share of a bar's length over which the picture behind it differs from it."""
+STRAIGHT = 0.9
+"""The share of the picture's width over which it begins in the line where a bar ends."""
+STEP = 24
+"""The least by which half of the picture's pixels there differ from the bar, of 255 levels."""
+STRAY = 0.15
+"""The most of the last line of a bar that differs from it."""
 
 _COSINES = np.cos(np.pi * np.outer(np.arange(FINE), 2 * np.arange(HASHED) + 1) / (2 * HASHED)).astype(
     np.float32
@@ -160,13 +164,21 @@ def _border(square: NDArray[np.float32]) -> float:
 
 def _plain(lines: NDArray[np.float32]) -> int:
     """Return how many of the first lines are a bar: the outermost of one colour, the others mostly of it, as
-    where a text stands in it, and set off by a sharp edge over most of its length, unlike a sky."""
+    where a text stands in it. The picture behind it begins at once and over its whole width, unlike a sky,
+    whose end is uneven or gradual, or an object on a plain ground, whose outline is not straight."""
     outermost = lines[0]
     if outermost.max() - outermost.min() > PLAIN:
         return 0
-    differs = np.abs(lines - outermost.mean()) > PLAIN
-    busy = np.count_nonzero(differs, axis=1) > HASHED // 2
-    first = int(busy.argmax())
-    if first == 0 or np.count_nonzero(differs[first - 1]) > (1 - EDGE) / 2 * HASHED:
+    distance = np.abs(lines - outermost.mean())
+    differs = distance > PLAIN
+    counts = np.count_nonzero(differs, axis=1)
+    width = np.count_nonzero(differs.any(axis=0))
+    first = int((counts >= STRAIGHT * width).argmax())
+    if first == 0 or width < HASHED // 2 or (counts[: first - 1] > HASHED // 2).any():
         return 0
-    return first if np.count_nonzero(differs[first : first + 2].any(axis=0)) >= EDGE * HASHED else 0
+    if np.count_nonzero((distance[first : first + 2] >= STEP).any(axis=0)) < width // 2:
+        return 0
+    if counts[first - 1] <= STRAY * HASHED:
+        return first
+    is_mixed = counts[first - 2] <= STRAY * HASHED  # scaling has put bar and picture into one line
+    return first - int(counts[first - 1] > HASHED // 2) if is_mixed else 0

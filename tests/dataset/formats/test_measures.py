@@ -5,7 +5,7 @@ import io
 import imagehash
 import numpy as np
 import pytest
-from PIL import Image, ImageEnhance, ImageFilter
+from PIL import Image, ImageDraw, ImageEnhance, ImageFilter
 from skimage import data as photos
 from sklearn.datasets import load_sample_image
 
@@ -101,6 +101,26 @@ def test_bars_are_measured_by_their_share_of_the_area(top: int, bottom: int, lef
 @pytest.mark.parametrize("name", PHOTOS)
 def test_a_photo_without_a_frame_has_no_border(name: str) -> None:
     assert measured(PHOTOS[name]).border < 0.05
+
+
+@pytest.mark.parametrize(("name", "top"), [("coffee", 70), ("china", 46), ("astronaut", 73)])
+def test_a_bar_is_measured_where_scaling_mixes_its_last_line_with_the_picture(name: str, top: int) -> None:
+    picture = Image.new("RGB", (500, 375), "white")
+    picture.paste(PHOTOS[name].convert("RGB").resize((500, 375 - 2 * top)), (0, top))
+    assert measured(picture).border == pytest.approx(2 * top / 375, abs=0.06)
+
+
+def test_an_object_on_a_plain_ground_has_no_border() -> None:
+    ground = Image.new("L", (256, 256), 255)
+    ImageDraw.Draw(ground).rounded_rectangle((8, 56, 248, 200), 72, fill=90)
+    assert measured(ground).border == 0
+
+
+def test_a_plain_sky_has_no_border() -> None:
+    night = np.repeat(np.maximum(np.arange(256) - 100, 0)[:, None], 256, axis=1)
+    fog = np.full((256, 256), 190)
+    fog[100:] = 180 - np.random.default_rng(0).integers(0, 12, (156, 256))
+    assert [measured(Image.fromarray(sky.astype(np.uint8))).border for sky in (night, fog)] == [0, 0]
 
 
 def test_a_tiny_picture_has_no_hash() -> None:
