@@ -33,11 +33,11 @@ from tasks.core.config import validate
 from tasks.core.tokens import caption_counter
 from tasks.dataset.building.builder import build
 from tasks.dataset.duplicates import Looks, nearly_equal
-from tasks.dataset.manifest import read_manifest
 from tasks.dataset.quality import examine
 from tasks.dataset.quality.assessment import Assessment
 from tasks.dataset.quality.columns import read_columns
-from tasks.dataset.tables import read_pieces
+from tasks.dataset.version.manifest import read_manifest
+from tasks.dataset.version.tables import read_pieces
 from tests.benchmarks import quality_peer
 from tests.dataset.quality.planted import CHANGES, FOUND_AS, PLANTS, Sample, all_planted, opened, write
 from tests.system.foreign_env import foreign_env
