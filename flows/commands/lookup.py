@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +22,7 @@ from tasks.core.units import SPACE, count, counted, near, number, size
 from tasks.dataset.version.layout import CURRENT, is_version
 
 if TYPE_CHECKING:
-    from tasks.dataset.trace import NameMatches, TracedSample
+    from tasks.dataset.trace import NameMatches, TracedReject, TracedSample
     from tasks.evaluation.judgements import RunJudgements
     from tasks.runs.folder import RunFolder
 
@@ -148,24 +148,31 @@ def trace(
         matches = find_name(version, list(manifest.splits), key)
         if matches.count:
             break
-    if not matches.count or (matches.count > 1 and not matches.is_whole):
+    if not matches.count or not _is_clear(matches, is_private):
         raise UsageError(_why_unclear(key, version, list(manifest.splits), matches, is_private))
     with screen.running("trace") as progress:
         samples = [trace_sample(version, manifest, one, is_private, progress) for one in matches.samples]
+    rejects = [replace(one, detail="") if is_private else one for one in matches.rejects]
     said = [judgements_of(run, version.name, one.key) for one in samples] if run else []
     if as_json:
         return print_result(
             version=version.name,
             samples=[asdict(one) for one in samples],
-            rejects=list(map(asdict, matches.rejects)),
+            rejects=list(map(asdict, rejects)),
             more=matches.more,
             run=run.name if run else None,
             evaluations=[one.to_json() for one in said],
         )
-    lines = [*_trace_lines(samples, matches, version)]
+    lines = [*_trace_lines(samples, rejects, matches.more, version)]
     for one, judged in zip(samples, said, strict=run is not None):
         lines += _judgement_lines(one, judged)
     return say("\n".join(lines))
+
+
+def _is_clear(matches: NameMatches, is_private: bool) -> bool:
+    """Whether a name that fits something may be answered: of private data only the whole name of one sample,
+    since any answer names the keys of what it fits."""
+    return matches.is_whole and matches.count == 1 if is_private else matches.is_whole or matches.count == 1
 
 
 def _places(place: str | None, runs: Path) -> tuple[RunFolder | None, list[Path]]:
@@ -224,13 +231,14 @@ def _why_unclear(
     from tasks.dataset.verify.findings import plain
     from tasks.dataset.version.tables import read_origins
 
+    if matches.count and is_private:
+        fits = f"fits or begins {counted(matches.count, 'name')}"
+        return f"KEY: {key!r} {fits}; of private data give the whole key of one sample"
     if matches.count:
         names = [read_origins(version, one.split, [one.row])[one.row].key for one in matches.samples[:NAMED]]
         names += [one.original_key for one in matches.rejects[: NAMED - len(names)]]
-        listed = (
-            "" if is_private else f": {', '.join(map(plain, names))}{', …' if matches.count > NAMED else ''}"
-        )
-        return f"KEY: {key!r} begins {count(matches.count)} names{listed}; give more of it"
+        listed = f"{', '.join(map(plain, names))}{', …' if matches.count > NAMED else ''}"
+        return f"KEY: {key!r} begins {count(matches.count)} names: {listed}; give more of it"
     close = [] if is_private else nearest_names(version, splits, key)
     fix = (
         f"did you mean {' or '.join(map(plain, close))}?"
@@ -240,7 +248,9 @@ def _why_unclear(
     return f"KEY: no sample or reject of version {version.name} is named {key!r}; {fix}"
 
 
-def _trace_lines(samples: Sequence[TracedSample], matches: NameMatches, version: Path) -> Iterator[str]:
+def _trace_lines(
+    samples: Sequence[TracedSample], rejects: Sequence[TracedReject], more: int, version: Path
+) -> Iterator[str]:
     from tasks.dataset.verify.findings import plain
 
     for one in samples:
@@ -248,12 +258,12 @@ def _trace_lines(samples: Sequence[TracedSample], matches: NameMatches, version:
             yield ""
         yield f"{one.key}  {one.split}, sample {count(one.row + 1)}  version {version.name}"
         yield from (f"  {name:<10} {plain(text)}" for name, text in _facts_of(one).items() if text)
-    for reject in matches.rejects:
+    for reject in rejects:
         yield f"✗ rejected as {reject.reason}: {plain(reject.original_key)}"
         facts = {"source": reject.source, "file": reject.file, "detail": reject.detail}
         yield from (f"  {name:<10} {plain(text)}" for name, text in facts.items() if text)
-    if matches.more:
-        yield f"and {count(matches.more)} more; give the key of one"
+    if more:
+        yield f"and {count(more)} more; give the key of one"
 
 
 def _facts_of(one: TracedSample) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 Whoever sees a wrong prediction asks which raw file it was, and whoever changes a raw file asks what became of
 it. Tables are streamed once to find a name and once more to find copies, so memory does not grow with the
-dataset. Of private data what is asked for is named, and nothing else: no text, no group, no other key.
+dataset. Of private data nothing but what is asked for is gathered: no text, no group, no other key.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ from tasks.dataset.version.tables import (
 
 MOST = 20
 """The most samples that a name is reported to fit, and copies that are named."""
+MOST_KEYS = 10_000
+"""Samples of one file that are looked up; a container may hold any number."""
 NEAREST, CANDIDATES, LIKE = 3, 1000, 0.6
 """Names that are proposed for an unknown one, those that are compared in full, and how alike they must be."""
 SHARED = (0.9, 0.7, 0.5, 0.3)
@@ -124,7 +127,7 @@ def find_name(version: Path, splits: Sequence[str], word: str) -> NameMatches:
     tails = _tails(word)
     whole = [hit for hit in _hits(version, splits, _whole(tails)) if hit[0]]
     if not whole:
-        keys = list(_keys_of_file(version, tails))
+        keys = list(islice(_keys_of_file(version, tails), MOST_KEYS))
         whole = list(_hits(version, splits, dict.fromkeys(keys, 1))) if keys else []
     if whole:
         longest = max(length for length, _ in whole)

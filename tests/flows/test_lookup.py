@@ -243,6 +243,8 @@ def test_of_private_data_only_what_was_asked_for_is_shown(
     assert printed["samples"][0]["copies_by_split"] and not printed["samples"][0]["copies"]
     for text in (traced, str(printed)):
         assert "secret" not in text and "0003" not in text
+    begun = error_of(capsys, "trace", "copy.p", "data/birds")
+    assert "fits or begins 1 name; of private data give the whole key of one sample" in begun
     assert "0003" not in error_of(capsys, "trace", "000", "data/birds")
     assert "0003" not in error_of(capsys, "trace", "00O3", "data/birds")
 

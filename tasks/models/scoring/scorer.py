@@ -11,6 +11,7 @@ import io
 import json
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,8 @@ def score(config: Config, progress: Progress) -> Scored:
             rules = {one: rule for one, rule in dataset.filter.items() if one in (CLIP_SCORE, AESTHETIC)}
             require_score_block(config, rules)
             write_duplicates(folder, samples, rules, progress)
-        remove_unknown(folder, versions.list_versions(dataset.output) or [version])
+        with suppress(DataError):  # a version that cannot be read may know any of them
+            remove_unknown(folder, versions.list_versions(dataset.output) or [version])
         table = ScoreTable.read(folder, samples.shards)
         threshold = None if settings.semdedup is None else settings.semdedup.threshold
         summary = summarise(version, name, samples, table, threshold)

@@ -7,6 +7,7 @@ out is not compared, or both of a pair would go: one by that rule, and the other
 
 from __future__ import annotations
 
+import hashlib
 import io
 import tempfile
 from collections.abc import Mapping
@@ -42,6 +43,8 @@ def write_duplicates(
     """Compare all samples that the version has or that a rule on scores has left out, except by those in
     `rules`, unless that was done before."""
     table = ScoreTable.read(folder, samples.shards)
+    if not len(table.rows):
+        return
     known = np.concatenate([np.empty((0, 2), np.uint64), *samples.known_contents(by_score=True)])
     at = np.unique(table.index.find(known))
     at = at[(at >= 0) & ~table.failing(rules)[at]]
@@ -51,7 +54,8 @@ def write_duplicates(
     place[table.index.rows] = np.arange(len(table.index))
     at = at[np.argsort(place[at])]  # by content, so that the order does not depend on the shards
     first = table.index.first[place[at]]
-    about = digest([first.tolist(), [path.name for path in table.files], semdedup.PER_CLUSTER]).encode()
+    contents = hashlib.blake2b(first.tobytes(), digest_size=16).hexdigest()
+    about = digest([contents, [path.name for path in table.files], semdedup.PER_CLUSTER]).encode()
     done = scored_columns(folder / DUPLICATES)
     if done is not None and done[1] == about:
         return
@@ -61,10 +65,10 @@ def write_duplicates(
         found = semdedup.find_duplicates(
             embeddings, device=device, progress=lambda compared: progress(compared, len(at), NOTE)
         )
-    contents = np.column_stack((first, table.index.second[place[at]]))
+    hashes = np.column_stack((first, table.index.second[place[at]]))
     rows = {
         "key": keys,
-        "content": pa.array([content.tobytes() for content in contents], pa.binary(16)),
+        "content": pa.array([content.tobytes() for content in hashes], pa.binary(16)),
         SIMILARITY: pa.array(found.similarity, pa.float32()),
         "duplicate_of": keys.take(pa.array(found.of, mask=found.of < 0)),
     }
