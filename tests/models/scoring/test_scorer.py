@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -208,6 +209,17 @@ def test_a_new_sample_stays_until_it_is_scored(config: Config, tmp_path: Path) -
     assert scorer.score(ruled, no_progress).computed == 1
     with pytest.raises(DataError, match="none of 61 samples is left: 61 filtered"):
         published(ruled)
+
+
+def test_a_damaged_version_beside_it_costs_nothing(config: Config) -> None:
+    version = versions.resolve(config.dataset.output)
+    done = scorer.score(config, no_progress)
+    first = next(done.folder.glob("*.parquet"))
+    shutil.copy(first, stray := first.with_name(f"{'0' * len(first.stem)}.parquet"))
+    other = version.with_name("0" * len(version.name))
+    shutil.copytree(version, other, ignore=shutil.ignore_patterns("*.parquet"))
+    assert scorer.score(config, no_progress).summary == done.summary
+    assert stray.exists(), "the damaged version may know its samples"
 
 
 def test_embeddings_are_of_length_one_and_make_files_anew(config: Config, weights: Path) -> None:
