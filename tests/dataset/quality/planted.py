@@ -232,7 +232,10 @@ PLANTS: dict[str, Plant] = {
         count=20,
     ),
     "one caption for many": Plant(
-        "captions.repeated", _caption(lambda *_: "a nice view of the scenery"), count=30
+        "captions.repeated",
+        _caption(lambda *_: "a nice view of the scenery"),
+        count=30,
+        also=frozenset({"captions.boilerplate"}),  # of the few other captions, which are made by a pattern
     ),
     "another language": Plant(
         "captions.language", _caption(lambda _, number: f"{GERMAN[number % 4]} {number}")

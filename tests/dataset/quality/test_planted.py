@@ -101,7 +101,7 @@ def test_each_kind_alone_is_found_and_nothing_else(kind: str, seed: int) -> None
     assert result.codes <= allowed
     if kind in FOUND_AS:
         assert result.names(kind) <= set(names)
-        assert len(result.names(kind)) >= min(len(names), 12) - 1
+        assert len(result.names(kind)) >= 0.75 * min(len(names), 12)  # of flat tiles the rounding looks sharp
 
 
 def test_copies_stay_on_one_side_if_splits_group_by_content() -> None:
