@@ -91,6 +91,8 @@ DOING = {
     "look": "looking at",
     "versions": "looking at",
     "index": "looking at",
+    "rejects": "looking at",
+    "trace": "looking for",
     "verify": "looking at",
     "repair": "looking at",
     "status": "looking at the runs",
@@ -101,7 +103,7 @@ DOING = {
     "preflight": "reading",
     "up": "starting a Prefect server",
     "deploy": "reading the configs",
-    **dict.fromkeys(("plan", "fetch", "run", "build", "bench", "train", "reinforce"), "reading"),
+    **dict.fromkeys(("plan", "fetch", "run", "build", "bench", "train", "reinforce", "score"), "reading"),
     **dict.fromkeys(("evaluate", "logs", "cancel", "resume", "gather", "report", "forget"), "looking at"),
 }
 """What a command does first, before its first argument, as the first line says."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from flows.commands.arguments import AsJson, Changes, ConfigFile
 from flows.commands.output import print_result, say, with_config
 from tasks.core import screen
-from tasks.core.errors import TarmacError, first_line
+from tasks.core.errors import TarmacError, UsageError, first_line
 from tasks.core.units import count, counted, duration, near, percent, size
 
 if TYPE_CHECKING:
@@ -47,11 +47,16 @@ def plan(config: ConfigFile, /, *, changes: Changes = None, as_json: AsJson = Fa
     with screen.running("plan") as progress:
         build = forecast(settings, progress)
     most = _most_samples(build)
-    training = training_left(settings, build.up_to_date, most)
+    training, refused = None, None
+    try:
+        training = training_left(settings, build.up_to_date, most)
+    except UsageError as error:
+        refused = error if build.stops is None else None  # what stops the build comes first
     taken = taken_of_gpu(settings, training)
     if as_json:
         print_result(
-            ok=build.stops is None,
+            ok=build.stops is None and refused is None,
+            **({"error": str(refused)} if refused is not None else {}),
             build={**asdict(build), "stops": build.stops},
             left_out=by_split(_left_out(settings, build.up_to_date)),
             train=training.settings.model_dump(mode="json") if training else None,
@@ -61,8 +66,11 @@ def plan(config: ConfigFile, /, *, changes: Changes = None, as_json: AsJson = Fa
             pace=_pace_json(settings, training),
             rank=asdict(taken) if isinstance(taken, Footprint) else None,
         )
-        return 0 if build.stops is None else 1
+        return 2 if refused is not None else 0 if build.stops is None else 1
     lines = list(_build_lines(settings, build))
+    if refused is not None:
+        say(with_config("\n".join(lines), config, changes))
+        raise refused
     if training is not None:
         lines.append(f"train     {training.summary}")
         lines += [f"          {line}" for line in setting_lines(settings, training.settings)]

@@ -34,14 +34,16 @@ def score(config: ConfigFile, /, *, changes: Changes = None, as_json: AsJson = F
       tarmac score configs/photos.yaml
       tarmac build configs/photos.yaml --set dataset.filter.clip_score=0.28
     """
-    screen.passing(f"reading {config}")  # before imports that take a second
     from tasks.core import config as configs
+    from tasks.dataset.building.score_rules import score_settings
+
+    began = time.monotonic()
+    settings = configs.load_config(config, changes or [])
+    score_settings(settings)  # before the models are imported, which takes seconds
     from tasks.dataset.quality.scored import judge_scores
     from tasks.dataset.quality.verdict import lines_of
     from tasks.models.scoring import scorer
 
-    began = time.monotonic()
-    settings = configs.load_config(config, changes or [])
     with screen.running("score") as progress:
         done = scorer.score(settings, progress)
     findings = judge_scores(done.summary, is_private=settings.dataset.private)

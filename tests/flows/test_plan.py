@@ -50,6 +50,32 @@ def test_a_plan_before_and_after(birds: Path, capsys: pytest.CaptureFixture[str]
     assert json_of(capsys, "plan", "birds.yaml")["build"]["work"]["to_convert_shards"] == 1
 
 
+def test_what_the_build_meets_is_shown_before_what_the_training_lacks(
+    birds: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A key that repeats leaves one sample, and so no batch: the cause is the key."""
+    train = "{recipe: clip, model: {name: tarmac/digits}, batch_size: 512, steps: 4, lr: 1.0e-3, warmup: 1, checkpoint_every: 4}"
+    config = birds / "birds.yaml"
+    config.write_text(f"{config.read_text()}\ntrain: {train}\n")
+    assert main(["plan", "birds.yaml"]) == 2
+    shown = capsys.readouterr()
+    assert f"{COUNT} to convert into" in shown.out
+    assert "✗ train.batch_size: a batch takes 512 of" in shown.err
+    assert main(["plan", "birds.yaml", "--json"]) == 2
+    answer = json.loads(capsys.readouterr().out)
+    assert not answer["ok"] and answer["build"]["work"]["listed"] == COUNT
+    assert answer["error"].startswith("train.batch_size: a batch takes 512 of")
+    rows = (birds / "birds/captions.csv").read_text().splitlines()
+    (birds / "birds/captions.csv").write_text(
+        "\n".join([f"{rows[0]},id", *(f"{row},7" for row in rows[1:])]) + "\n"
+    )
+    assert main(["plan", "birds.yaml", "--set", "dataset.source.key=id"]) == 1
+    shown = capsys.readouterr()
+    assert (
+        "the build would stop" in shown.out and "key.duplicate" in shown.out and "batch_size" not in shown.err
+    )
+
+
 def test_what_training_leaves_out_is_reported(birds: Path, capsys: pytest.CaptureFixture[str]) -> None:
     version = published("birds.yaml")
     assert "left out" not in output_of(capsys, "plan", "birds.yaml") + output_of(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import re
 from collections.abc import Callable
@@ -45,6 +46,7 @@ class HubFiles:
     def _api(self) -> Any:
         from huggingface_hub import HfApi
 
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its own retries, a line each
         return HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
 
     @cached_property

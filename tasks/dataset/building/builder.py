@@ -214,10 +214,7 @@ class _Build:
             raise tally.error(path, config.dataset.private, usual_keys) from None
         note_rejects(catalogue, known, staging, tally.rejecting)
         if tally.rejects.total() + catalogue.filtered == catalogue.read:
-            raise DataError(
-                f"none of {catalogue.read:,} samples is left: {catalogue.filtered:,} filtered, "
-                f"{tally.rejects.total():,} rejected; loosen dataset.filter or mend the source"
-            )
+            raise DataError(tally.none_left(catalogue.filtered))
         return draft
 
     def _result(

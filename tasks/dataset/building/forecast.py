@@ -123,7 +123,7 @@ class Forecast:
     def needed_bytes(self) -> int:
         """The most that the build writes: raw members wait on the disk until their shard is converted."""
         if self.reading is not None:
-            return 2 * self.reading.read_bytes
+            return max(2 * self.reading.read_bytes, self.reading.bytes)
         return self.work.bytes if self.work is not None else 0
 
     @property
@@ -316,7 +316,7 @@ def _stops(
     """Return why the build would stop: it is certain to, or no sample that was tried is accepted and the
     budget does not allow for all of them."""
     if not catalogue.accepted:
-        return "no sample is left; loosen dataset.filter or mend the source"
+        return tally.none_left(catalogue.filtered)
     tally.add(-1, trial.tried, trial.reasons)
     if tally.is_exceeded:
         return tally.explanation

@@ -23,6 +23,7 @@ from tasks.core.errors import UsageError
 from tasks.core.files import fsync_path
 from tasks.core.schema import Config
 from tasks.core.schema.dataset import Limits
+from tasks.core.schema.score import Scoring
 from tasks.dataset.scores import (
     AESTHETIC,
     SIMILARITY,
@@ -42,6 +43,13 @@ NEEDED = {AESTHETIC: "aesthetic", SIMILARITY: "semdedup"}
 EXAMPLE = "score: {model: {name: ViT-B-32, pretrained: laion2b_s34b_b79k}}"
 
 
+def score_settings(config: Config) -> Scoring:
+    """Return the block that names the model; UsageError without one."""
+    if config.score is None:
+        raise UsageError("score: is required: it names the model, such as {model: {name: …, pretrained: …}}")
+    return config.score
+
+
 def require_score_block(config: Config, rules: Collection[str]) -> None:
     """UsageError where no model is named for the rules on scores."""
     for name in rules:
@@ -50,7 +58,7 @@ def require_score_block(config: Config, rules: Collection[str]) -> None:
             lacks = f"a model gives it, and no score block names one; add {EXAMPLE}"
         elif key is not None and getattr(config.score, key) is None:
             lacks = f"is only given where score.{key} is set"
-        elif not isinstance(config.dataset.filter[name], Limits | int | float):
+        elif type(config.dataset.filter[name]) not in (Limits, int, float):
             lacks = "is a number; give a minimum, or {min: …, max: …}"
         else:
             continue

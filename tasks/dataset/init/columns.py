@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import posixpath
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import Any
 
-from tasks.core.errors import TarmacError
+from tasks.core.errors import TarmacError, UsageError
+from tasks.core.patterns import expand
 from tasks.core.schema.source import GZIP, NAMED_TABLES, TABLES, TEXT_TABLES
 from tasks.core.stores import AHEAD, StoreUnreachable, is_remote, join_location, without_query
 from tasks.core.units import counted
@@ -49,6 +52,7 @@ MOST_NAMED = 3
 """Tables that a message names."""
 
 _DOCUMENT = re.compile(rb'"(images|annotations)"\s*:\s*\[')
+_WILDCARDS = re.compile(r"([*?[])")
 _WORD = re.compile(r"[^\W\d_]{2}")
 """Unlike in `2013-11-14 17:02:52`."""
 SAVED, SPLITS = "data-*.arrow", "dataset_dict.json"
@@ -334,7 +338,10 @@ def _join(inventory: Inventory, tables: Sequence[SurveyedTable], unread: set[str
     ]
     read = {one.file for one in tables}
     files = beside if read | unread >= set(beside) else sorted(read)
-    path = _pattern(inventory, files, beside, folder, suffix) if len(files) > 1 else tables[0].path
+    path = tables[0].path
+    if len(files) > 1:
+        path = _pattern(inventory, files, beside, folder, suffix)
+        _require_covered(inventory, files, path, suffix)
     columns = {name: ColumnCounts(name) for name in tables[0].columns}
     for one in tables:
         for name, column in one.columns.items():
@@ -354,17 +361,39 @@ def _pattern(
     are."""
     if not inventory.is_folder and len(files) == len(inventory.files):
         return inventory.given
-    home = config_path(inventory.store.location, folder)
+    home = _escaped(config_path(inventory.store.location, folder))
     below = [posixpath.relpath(file, folder or ".") for file in files]
     folders = sorted({posixpath.dirname(file) for file in below})
     names = {posixpath.basename(file) for file in below}
     if len(files) < len(beside) or ("" in folders and len(folders) > 1):
-        name = f"{{{','.join(file.removesuffix(suffix) for file in below)}}}{suffix}"
+        name = f"{{{','.join(_escaped(file.removesuffix(suffix)) for file in below)}}}{suffix}"
         return f"{home}/{name}"
     is_saved = suffix == ".arrow" and all(name.startswith("data-") for name in names)
-    name = names.pop() if len(names) == 1 else SAVED if is_saved else f"*{suffix}"
+    name = _escaped(names.pop()) if len(names) == 1 else SAVED if is_saved else f"*{suffix}"
+    folders = list(map(_escaped, folders))
     several = f"{{{','.join(folders)}}}/" if len(folders) > 1 else f"{folders[0]}/" if folders[0] else ""
     return f"{home}/{several}{name}"
+
+
+def _escaped(name: str) -> str:
+    """Return a local name as a pattern that stands for it alone."""
+    return name if is_remote(name) else _WILDCARDS.sub(r"[\1]", name)
+
+
+def _require_covered(inventory: Inventory, files: Sequence[str], pattern: str, suffix: str) -> None:
+    """UsageError where a pattern does not stand for these files, because a name holds one of its signs."""
+    if is_remote(inventory.store.location) or pattern == inventory.given:
+        return
+    with suppress(UsageError):
+        if {os.path.abspath(inventory.path(file)) for file in files} <= set(
+            expand(pattern, [suffix.lower()])
+        ):
+            return
+    odd = next((file for file in files if set(file) & set("{},")), inventory.given)
+    raise UsageError(
+        f"PATH: {shown(odd)} holds a brace or a comma, which mean choices in a pattern of several tables; "
+        "rename it, or give one of the tables"
+    )
 
 
 def _home_and_suffix(inventory: Inventory, file: str) -> tuple[str, str]:

@@ -7,6 +7,7 @@ where slope and intercept come from.
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,7 @@ from tasks.dataset.init.columns import (
     survey_table,
 )
 from tasks.dataset.init.evidence import (
+    LONGEST,
     ConfigKey,
     Grade,
     Reading,
@@ -355,16 +357,17 @@ def _tables_about(
             unused.append(shown(table.path))
         else:
             chosen[table.role] = joined
-    warnings = [*around.notes, *(_recode(table.table) for table in tables if table.table.encoding)]
+    warnings = [*around.notes, *(_recode(inventory, table.table) for table in tables if table.table.encoding)]
     if unused:
         warnings.append(f"not used, as other tables name these volumes: {enumerate_names(unused)}")
     return chosen, warnings
 
 
-def _recode(table: SurveyedTable) -> str:
+def _recode(inventory: Inventory, table: SurveyedTable) -> str:
     """Return what to do about a table in another encoding than UTF-8, which no key of volumes states."""
     name = shown(table.file)
-    command = f"iconv -f {table.encoding} -t utf-8 {name} > NEW"
+    path = shlex.quote(shown(inventory.path(table.file), LONGEST))
+    command = f"iconv -f {table.encoding} -t utf-8 {path} > NEW"
     return f"{name} is {table.encoding}, and the tables of volumes must be UTF-8: {command}"
 
 

@@ -310,9 +310,11 @@ def labels_of(rows: Sequence[str], config: Labels) -> dict[str, float | None]:
     numbers: dict[str, float | None] = {}
     for name, value in json.loads(sole_row(rows, config.path, "labels.missing")).items():
         number = _number(value)
-        if is_empty(value) or (skips and number == UNCERTAIN):
+        is_uncertain = number == UNCERTAIN
+        if is_empty(value) or is_uncertain:
             if not skips:
-                raise Reject("labels.missing", f"{name}: no value; {KEEPS}")
+                what = f"{value}, which means uncertain" if is_uncertain else "no value"
+                raise Reject("labels.missing", f"{name}: {what}; {KEEPS}")
             numbers[name] = None
         elif number is None:
             raise Reject("labels.missing", f"{name}: {value!r} is no number")

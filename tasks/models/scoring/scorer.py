@@ -29,7 +29,7 @@ from tasks.core.process import available_cores
 from tasks.core.schema import Config
 from tasks.core.schema.score import Scoring
 from tasks.core.screen import Progress
-from tasks.dataset.building.score_rules import require_score_block
+from tasks.dataset.building.score_rules import require_score_block, score_settings
 from tasks.dataset.quality.score_summary import summarise
 from tasks.dataset.quality.scored import ScoreSummary
 from tasks.dataset.scores import (
@@ -84,9 +84,7 @@ def score(config: Config, progress: Progress) -> Scored:
     UsageError for a config or dataset that does not fit, DataError for data that cannot be read, Held while
     another process scores the dataset.
     """
-    settings, dataset = config.score, config.dataset
-    if settings is None:
-        raise UsageError("score: is required: it names the model, such as {model: {name: …, pretrained: …}}")
+    settings, dataset = score_settings(config), config.dataset
     version = resolve(dataset.output)
     modality = read_manifest(version).modality
     if modality not in JUDGED:

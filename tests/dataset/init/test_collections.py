@@ -149,3 +149,28 @@ def test_a_torn_document_is_named(tmp_path: Path) -> None:
     path = tmp_path / "coco" / "annotations" / "captions_val2017.json"
     path.write_bytes(path.read_bytes()[:-50])
     assert "captions_val2017.json is not used, as it cannot be read" in warnings(survey("coco"))
+
+
+@pytest.mark.parametrize("name", ["data [1]", "what? *yes*"])
+def test_several_tables_in_a_folder_with_signs_of_a_pattern(name: str, tmp_path: Path) -> None:
+    for part in ("a", "b"):
+        raw.write_table(folder := tmp_path / name / part, raw.pictures(folder, 12))
+    for part, folder in (("a", tmp_path / name / "a"), ("b", tmp_path / name / "b")):
+        rows = (folder / "captions.csv").read_text().replace(".png", ".png").splitlines()
+        rows[1:] = [f"{part}/{row}" for row in rows[1:]]
+        (tmp_path / name / f"{part}.csv").write_text("\n".join(rows) + "\n")
+        (folder / "captions.csv").unlink()
+    built = build(config_of(survey(str(tmp_path / name)), tmp_path))
+    assert (read_manifest(built.version).read, built.rejected) == (24, 0)
+
+
+@pytest.mark.parametrize("names", [("x{1,2}/a.csv", "x{1,2}/b.csv"), ("a,1.csv", "b,2.csv")])
+def test_names_that_no_pattern_can_hold_are_said(names: tuple[str, ...], tmp_path: Path) -> None:
+    for name in names:
+        raw.write_table(
+            tmp_path / "raw" / Path(name).parent, raw.pictures(tmp_path / "raw" / Path(name).parent, 4)
+        )
+        (tmp_path / "raw" / Path(name).parent / "captions.csv").rename(tmp_path / "raw" / name)
+    (tmp_path / "raw/notes.csv").write_text("author,year\nMeier,2001\n")
+    with pytest.raises(UsageError, match="holds a brace or a comma, which mean choices in a pattern"):
+        survey(str(tmp_path / "raw"))

@@ -166,4 +166,4 @@ def test_a_table_in_another_encoding_names_the_command(tmp_path: Path) -> None:
     npz(tmp_path / "raw")
     path = tmp_path / "raw" / "reports.csv"
     path.write_bytes(path.read_text().replace("is seen", "is seen: größer").encode("cp1252"))
-    assert "iconv -f cp1252 -t utf-8 reports.csv > NEW" in warnings(survey("raw"))
+    assert "iconv -f cp1252 -t utf-8 raw/reports.csv > NEW" in warnings(survey("raw"))

@@ -94,10 +94,13 @@ def test_a_volume_that_lacks_a_label_is_rejected_unless_the_config_says_otherwis
 ) -> None:
     made = config(folder, tmp_path / "out", "dataset.reject_budget=0.5")
     built = published(made)
-    assert (built.accepted, built.rejects) == (SCANS - 3, {"labels.missing": 3}), "a -1 is a number"
+    assert (built.accepted, built.rejects) == (SCANS - 4, {"labels.missing": 4})
     assert main(["rejects", str(built.version)]) == 0
     said = capsys.readouterr().out
     assert said.count(f"{NODULE}: no value; labels: {{missing: skip}} keeps the volume\n") == 2
+    assert (
+        said.count(f"{NODULE}: -1, which means uncertain; labels: {{missing: skip}} keeps the volume\n") == 1
+    )
     assert said.count("no row in labels.csv; labels: {missing: skip} keeps the volume\n") == 1
     assert all(None not in labels.values() for labels in labels_in(built.version).values())
 

@@ -80,6 +80,14 @@ class BuildTally:
             )
         return f"{total:,} of {self.read:,} read are rejected ({total / self.read:.1%}), more than {allowed}"
 
+    def none_left(self, filtered: int) -> str:
+        """Return what is said where every sample is filtered or rejected."""
+        reasons = ", ".join(f"{reason} {number:,}" for reason, number in self.rejects.most_common(3))
+        rejected = f"{self.rejects.total():,} rejected" + (f" ({reasons})" if reasons else "")
+        fixes = ["loosen dataset.filter"] * (filtered > 0) + ["mend the source"] * bool(self.rejects)
+        left = f"none of {self.read:,} samples is left: {filtered:,} filtered, {rejected}"
+        return f"{left}; {' or '.join(fixes) or 'the source holds none'}"
+
     def error(self, path: Path, is_private: bool, usual: Sequence[str]) -> DataError:
         """Return the error that ends the build. It lists the rejects by reason from the table at `path`,
         with their causes unless the data is private; `usual` are keys of arbitrary samples to compare them
