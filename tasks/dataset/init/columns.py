@@ -222,7 +222,9 @@ class SurveyedTables:
 def survey_tables(inventory: Inventory, files: Sequence[str] | None = None) -> SurveyedTables:
     """Read the first rows of the `files`, which default to all tables of the place."""
     if files is None:
-        files = [file for file in inventory.of(TABLES) if not is_cache(file)] + _named_tables(inventory)
+        files = [file for file in inventory.of(TABLES) if not is_cache(file)]
+        documents = [] if inventory.is_folder else inventory.of((".json", f".json{GZIP}"))
+        files += documents or _named_tables(inventory)
     chosen = spread(files, MOST_TABLES)
     most_rows = MOST_ROWS if len(chosen) <= 4 else FEW_ROWS
     each = [survey_table(inventory, file, most_rows) for file in chosen]
@@ -283,6 +285,8 @@ def survey_table(inventory: Inventory, file: str, most_rows: int) -> SurveyedTab
         problem = shown(str(error).replace(location, file).removeprefix("PATH: "), 160)
         return SurveyedTable([file], path, problem=problem)
     found = SurveyedTable([file], path, columns, looked_at, False, looked_at, kept, encoding=form.encoding)
+    if not looked_at:
+        return replace(found, problem="it has a header and no rows" if columns else "it is empty")
     if table.delimiter not in ("", USUAL.get(suffix_of(file).removesuffix(GZIP))):
         found = replace(found, delimiter=table.delimiter)
     if looked_at < most_rows or table.count is not None:

@@ -107,8 +107,12 @@ def name_of(location: str) -> str:
 def _nothing_fits(inventory: Inventory, tables: SurveyedTables, location: str) -> str:
     """Return what the place holds, what is missing, and what can be read."""
     place = shown(location, LONGEST)
-    about_tables = [f"{shown(one.file)} cannot be read: {one.problem}" for one in tables.unreadable]
-    about_tables[MOST_NAMED:] = [captions.unused_table(inventory, one) for one in tables.joined[:MOST_NAMED]]
+    if os.path.isfile(location) and tables.unreadable:
+        return f"PATH: {place}: {tables.unreadable[0].problem}"
+    about_tables = [
+        *(f"{shown(one.file)} cannot be read: {one.problem}" for one in tables.unreadable[:MOST_NAMED]),
+        *(captions.unused_table(inventory, one) for one in tables.joined[:MOST_NAMED]),
+    ]
     fix = (
         tar_folders.without_use(inventory)
         or volumes.without_reports(inventory)

@@ -180,11 +180,18 @@ def test_a_place_without_usable_data_is_described(
         ("raw/0.PNG", r"PATH: raw/0\.PNG: images by themselves, .*give their folder"),
         ("raw/1.txt", r"PATH: raw/1\.txt: not a kind of file that Tarmac reads: images"),
         ("raw/*.png", "give their folder"),
+        ("raw/head.csv", r"PATH: raw/head\.csv: it has a header and no rows$"),
+        (
+            "raw/data.json",
+            r"PATH: raw/data\.json: .*holds 'data'; documents that are read: a list of objects",
+        ),
     ],
 )
 def test_a_place_of_no_use_is_a_usage_error(place: str, message: str, tmp_path: Path) -> None:
     captions_beside(tmp_path / "raw")
     (tmp_path / "raw/0.png").rename(tmp_path / "raw/0.PNG")
+    (tmp_path / "raw/head.csv").write_text("file,caption\n")
+    (tmp_path / "raw/data.json").write_text('{"data": [{"file": "0.png"}]}')
     with pytest.raises(UsageError, match=message):
         survey(place)
 
