@@ -17,7 +17,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, TypeVar
 
 from tasks.core.errors import UsageError
@@ -58,6 +58,7 @@ _DRIVE = re.compile(r"[A-Za-z]:(?=[/\\])")
 MOST_TRIED = 100
 """Absolute paths to try for one that leads below the root."""
 Answer = TypeVar("Answer")
+Row = TypeVar("Row")
 
 
 def require_root(root: str | None, config_key: str, holds_images: bool) -> None:
@@ -121,6 +122,14 @@ class LinkedFiles:
         if self._is_remote:
             return posixpath.normpath(written.lstrip("/"))
         return os.path.normpath(written).removeprefix(self._base)
+
+    def decided(self, rows: Iterator[Row], name_of: Callable[[Row], str]) -> Iterator[Row]:
+        """Yield the rows once the names of the first ones have decided what is left out of all, so that the
+        name of a missing image does not depend on whether it stands before the first that is there."""
+        ahead = list(islice(rows, MOST_TRIED)) if self._root and self._left_out is None else []
+        for row in ahead:
+            name_of(row)
+        return chain(ahead, rows)
 
     def _below_root(self, written: str) -> str:
         """Return a path relative to the root, of an absolute one without the folders at its front."""

@@ -201,13 +201,16 @@ class TableImages:
 
     def _joined(self, table: OpenTable, name: str) -> Iterator[JoinedRow]:
         """Yield a table's rows, those of one image joined where the config wants that."""
+        rows = table.rows
+        if not self.is_sequential:
+            rows = self._images.decided(rows, lambda row: self._name(name, row.fields))
         if self._joiner is None:
-            return (JoinedRow(row, row.fields) for row in table.rows)
+            return (JoinedRow(row, row.fields) for row in rows)
         if self.is_sequential:
             return self._joiner.side_by_side(
-                table.rows, lambda row: _embedded(row.fields.get(self._config.image))[0]
+                rows, lambda row: _embedded(row.fields.get(self._config.image))[0]
             )
-        return self._joiner.by_name(table.rows, lambda row: self._name(name, row.fields))
+        return self._joiner.by_name(rows, lambda row: self._name(name, row.fields))
 
     def _name(self, table: str, fields: Mapping[str, Any]) -> str:
         """Return the name of a row's image; "" where it has none."""

@@ -167,6 +167,19 @@ def test_a_path_of_another_machine_names_one_file_only(tmp_path: Path) -> None:
         of_files(source).read(missing.file, missing.content)
 
 
+@pytest.mark.parametrize(("captions", "times"), [("one", 2), ("all", 1)])
+def test_a_missing_picture_in_the_first_row_has_the_name_that_it_would_have_had(
+    captions: str, times: int, tmp_path: Path
+) -> None:
+    root = photos(tmp_path)
+    rows = [
+        (f"C:\\x\\cats\\{name}.png", f"caption {number}", "")
+        for number, name in enumerate(["gone", "a", "gone"])
+    ]
+    given = config(raw.write_table(tmp_path / "tables", rows), root=str(root), captions=captions)
+    assert sorted(item.file for item in listed(given)) == ["cats/a.png", *["cats/gone.png"] * times]
+
+
 def test_a_root_that_is_not_there_names_the_key(tmp_path: Path) -> None:
     path = raw.write_table(tmp_path, [("a.png", "x", "")])
     with pytest.raises(
