@@ -179,7 +179,8 @@ def _override(tree: Any, override: str) -> None:
         value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)
     except (ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
         problem = getattr(error, "problem", None) or first_line(error)
-        raise UsageError(f"--set {override}: what follows the = is no valid YAML: {problem}") from None
+        text = f"{problem}; a text goes into quotes, as in --set {key}='\"TEXT\"'"
+        raise UsageError(f"--set {override}: what follows the = is no valid YAML: {text}") from None
     assert isinstance(value, dict)
     try:
         OmegaConf.update(tree, key, value["value"], merge=False, force_add=True)

@@ -72,6 +72,10 @@ def test_a_dumped_config_is_read_back_as_it_stands(tmp_path: Path) -> None:
             "train: steps (600) and epochs (3) are both given; remove one, for example with --set train.steps=null",
         ),
         ("train.model={name: x", "--set train.model={name: x: what follows the = is no valid YAML: did not"),
+        (
+            "dataset.source.delimiter=,",
+            """did not find expected node content; a text goes into quotes, as in --set dataset.source.delimiter='"TEXT"'""",
+        ),
         ("train.lr=${", "--set train.lr=${: what follows the = is no valid YAML: no viable alternative"),
         ("train.lr=-1", "train.lr: must be greater than 0, not -1"),
         ("train.lr=abc", "train.lr: must be a number or a block of keys, not 'abc'"),
