@@ -11,10 +11,12 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -299,10 +301,15 @@ def _changed_containers(before: Path | None, listing: SourceListing) -> tuple[li
 
 
 def spread(shards: Sequence[PlannedShard], count: int) -> list[int]:
-    """Return the ranks of at most `count` samples, spread over these shards."""
-    chosen = shards[:: max(1, len(shards) // count)][:count]
-    each = count // max(1, len(chosen))
-    return [rank for shard in chosen for rank in range(shard.start, min(shard.start + each, shard.stop))]
+    """Return the ranks of `count` samples, or of all if there are fewer, spread evenly over these shards."""
+    ends = list(accumulate(shard.samples for shard in shards))
+    total = ends[-1] if ends else 0
+    count = min(count, total)
+    found = []
+    for place in (number * total // count for number in range(count)):
+        shard = bisect_right(ends, place)
+        found.append(shards[shard].stop - (ends[shard] - place))
+    return found
 
 
 def _stops(

@@ -3,6 +3,7 @@
 import os
 import tarfile
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,8 @@ import pytest
 from tasks.core.errors import DataError, UsageError
 from tasks.core.schema import Config, ShardRules
 from tasks.dataset.building.builder import build
-from tasks.dataset.building.forecast import forecast
+from tasks.dataset.building.forecast import forecast, spread
+from tasks.dataset.building.shard_plan import PlannedShard
 from tasks.dataset.sources import Container, RawSample
 from tasks.dataset.sources.table import TableImages
 from tests.dataset import raw
@@ -186,3 +188,21 @@ def test_containers_that_a_killed_build_has_read_are_counted(
 def test_a_wrong_config_is_reported_as_by_the_build(config: Config, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"dataset\.filter"):
         forecast(raw.config(tmp_path / "raw", tmp_path / "out", filter={"no": 1}))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([], []),
+        ([2, 1], [1, 2, 3]),
+        ([8, 8, 8], [1, 7, 13, 19]),
+        ([1, 100, 1], [1, 26, 52, 77]),
+        ([2] * 50, [1, 26, 51, 76]),
+    ],
+)
+def test_as_many_samples_as_asked_for_are_tried_all_over_the_shards(
+    sizes: list[int], expected: list[int]
+) -> None:
+    ends = list(accumulate(sizes, initial=1))
+    shards = [PlannedShard(n, "train", *ends[n : n + 2], "") for n in range(len(sizes))]
+    assert spread(shards, 4) == expected
