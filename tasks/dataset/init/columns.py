@@ -282,7 +282,10 @@ def survey_table(inventory: Inventory, file: str, most_rows: int) -> SurveyedTab
     except StoreUnreachable:
         raise
     except (TarmacError, OSError) as error:
-        problem = shown(str(error).replace(location, file).removeprefix("PATH: "), 160)
+        problem = str(error).replace(location, file).removeprefix("PATH: ")
+        if problem.startswith(f"{file} is "):  # whoever shows it names the file before
+            problem = f"it{problem.removeprefix(file)}"
+        problem = shown(problem, 160)
         return SurveyedTable([file], path, problem=problem)
     found = SurveyedTable([file], path, columns, looked_at, False, looked_at, kept, encoding=form.encoding)
     if not looked_at:

@@ -7,14 +7,18 @@ nobody needs are not read.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Collection, Iterator
 from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tasks.core.errors import DataError
 from tasks.dataset.sources.arrow_rows import ArrowRows, failure
 
+END, ENCRYPTED = b"PAR1", b"PARE"
+"""The last bytes of a file; see https://parquet.apache.org/docs/file-format/."""
 BUFFER = 4 << 20
 """Bytes to read ahead of each column."""
 BATCH_BYTES = 16 << 20
@@ -38,8 +42,13 @@ class ParquetRows(ArrowRows):
             )
             schema = self._opened.schema_arrow
         except (pa.ArrowException, OSError) as error:
+            if (not isinstance(error, OSError) or error.errno is None) and _lacks_its_end(file):
+                why = "is no Parquet file, or was cut: the mark of its end is missing; copy it again"
+                error = DataError(f"{place} {why}")
+            else:
+                error = failure(error, place, "cannot be read", f"{place} is no Parquet file")
             file.close()
-            raise failure(error, place, "cannot be read", f"{place} is no Parquet file") from None
+            raise error from None
         self.count = int(self._metadata.num_rows)
         super().__init__(place, file, schema, image, used)
 
@@ -47,6 +56,15 @@ class ParquetRows(ArrowRows):
         for group in range(self._opened.num_row_groups):
             rows = _batch_rows(self._metadata.row_group(group), self._opened.schema_arrow)
             yield from self._opened.iter_batches(rows, [group], self._wanted, use_threads=False)
+
+
+def _lacks_its_end(file: BinaryIO) -> bool:
+    """Whether the file does not end as every Parquet file does; False where that cannot be read."""
+    try:
+        file.seek(max(file.seek(0, io.SEEK_END) - len(END), 0))
+        return file.read(len(END)) not in (END, ENCRYPTED)
+    except OSError:
+        return False
 
 
 def _repeating(metadata: Any) -> list[str]:

@@ -108,7 +108,7 @@ class ContainerSource(Source, Protocol):
 
     def stated(self, container: Container) -> int | None:
         """Return how many samples the container states to hold, without reading them; None where it states
-        nothing, or is damaged."""
+        nothing, or is damaged. DataError or UsageError where `items` would raise it for a damaged one."""
 
 
 class Absent(Reject):

@@ -108,10 +108,7 @@ class TableImages:
             yield Container(name, stat)
 
     def stated(self, container: Container) -> int | None:
-        try:
-            table = self._open(container.name)
-        except (DataError, UsageError):
-            return None  # reading it reports the reason
+        table = self._open(container.name)
         table.close()
         return table.count
 

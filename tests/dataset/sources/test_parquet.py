@@ -1,8 +1,9 @@
-"""Parquet as others write it: times of any zone, and texts that are not said to be texts."""
+"""Parquet as others write it: times of any zone, texts that are not said to be texts, and files that were cut."""
 
 from __future__ import annotations
 
 import datetime
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tasks.core.errors import DataError
+from tasks.dataset.building.builder import build
+from tasks.dataset.building.forecast import forecast
 from tasks.dataset.sources.tabular import open_table
+from tests.dataset.raw import table as tables
 
 
 def fields(path: Path, **options: Any) -> list[dict[str, Any]]:
@@ -55,3 +60,21 @@ def test_columns_of_bytes_that_are_used_are_texts(tmp_path: Path, kind: Any) -> 
         {"image": b"\xff2", "caption": "gr\udcfcn", "group": "gr\udcfcn"},
         {"image": b"\xff3", "caption": None, "group": None},
     ]
+
+
+@pytest.mark.parametrize("left", [0, 3, 400, -1])
+def test_a_file_that_was_cut_ends_plan_and_build_with_what_to_do(left: int, tmp_path: Path) -> None:
+    """Also where a plan reads only the files before it."""
+    tables.make_of_bytes(tmp_path / "raw")
+    torn = tmp_path / "raw/1.parquet"
+    os.truncate(torn, left if left >= 0 else torn.stat().st_size - 1)
+    why = r"raw/1\.parquet is no Parquet file, or was cut: the mark of its end is missing; copy it again$"
+    for act in (forecast, build):
+        with pytest.raises(DataError, match=why):
+            act(tables.config(tmp_path / "raw", tmp_path / "out"))
+
+
+def test_a_file_with_a_broken_footer_is_named(tmp_path: Path) -> None:
+    (tmp_path / "t.parquet").write_bytes(b"PAR1 but no more \3\0\0\0PAR1")
+    with pytest.raises(DataError, match=r"t\.parquet is no Parquet file: "):
+        open_table(tmp_path / "t.parquet", "dataset.source.path")
