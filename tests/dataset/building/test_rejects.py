@@ -1,6 +1,7 @@
 import errno
 import os
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from tasks.core.errors import DataError, TarmacError
 from tasks.dataset.building.builder import build, is_up_to_date
 from tasks.dataset.building.conversion import convert
+from tasks.dataset.building.conversion.tally import BuildTally
 from tasks.dataset.tar.writer import ShardWriter
 from tasks.dataset.verify.verifier import verify
 from tasks.dataset.version import versions
@@ -112,6 +114,14 @@ def test_a_stopped_build_reports_how_many_samples_it_has_looked_at(tmp_path: Pat
         str(caught.value),
     )
     assert found is not None and found[1] == found[2] and 5 <= int(found[1]) < 80
+
+
+def test_rejects_of_the_listing_are_a_share_of_all_that_it_has_read() -> None:
+    """Although none of the others is converted yet."""
+    tally = BuildTally(read=25, share=0.05, total=22, rejects=Counter({"chat.turns": 3}))
+    assert tally.explanation == (
+        "at least 3 of 25 read are rejected (12.0%), more than dataset.reject_budget (5.0%)"
+    )
 
 
 def test_a_tar_that_lost_an_unknown_number_of_samples_counts_as_a_tar(tmp_path: Path) -> None:

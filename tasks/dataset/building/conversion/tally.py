@@ -73,12 +73,13 @@ class BuildTally:
                 f"{self.cut_short:,} of {self.containers:,} tars or tables are cut short, and it is unknown "
                 f"how many samples are lost with them; that is more than {allowed} of these"
             )
-        if looked_at < self.read:
+        if self.done and looked_at < self.read:
             return (
                 f"at least {total:,} of the {looked_at:,} samples looked at are rejected "
                 f"({total / looked_at:.1%}), and {allowed} allows {self.allowed:,} of the {self.read:,} read"
             )
-        return f"{total:,} of {self.read:,} read are rejected ({total / self.read:.1%}), more than {allowed}"
+        known = f"{total:,} of {self.read:,} read are rejected ({total / self.read:.1%}), more than {allowed}"
+        return known if looked_at == self.read else f"at least {known}"
 
     def none_left(self, filtered: int) -> str:
         """Return what is said where every sample is filtered or rejected."""
