@@ -218,7 +218,10 @@ def require(config_key: str, name: str, columns: Sequence[str], where: str, furt
     """UsageError that suggests the nearest column, or lists all, when `name` is none of `columns`; it ends
     with the `further` advice."""
     if name not in columns:
-        raise UsageError(f"{config_key}: {where} has no column {name!r}; {instead(name, columns)}{further}")
+        cut = (sign for sign in DELIMITERS for column in columns if name in column.split(sign))
+        sign = next(cut, None)
+        fix = instead(name, columns) if sign is None else f"its cells are cut by {sign!r}: mend delimiter"
+        raise UsageError(f"{config_key}: {where} has no column {name!r}; {fix}{further}")
 
 
 def rows_by_key(table: OpenTable, column: str) -> Iterator[tuple[str, dict[str, Any]]]:
