@@ -44,11 +44,13 @@ from tasks.dataset.tar.writer import ShardWriter
 from tasks.dataset.version import layout
 from tasks.dataset.version.build_info import read_build_info
 from tasks.dataset.version.layout import STAGING
-from tasks.dataset.version.manifest import read_manifest
+from tasks.dataset.version.manifest import read_manifest, rejects_allowed
 
 TRIED = 20
 STATED = 200
 """The most containers that are opened for the number of their samples."""
+UNSURE = 1.3
+"""There may be so many times the samples that are estimated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,7 +253,7 @@ def _reading(
         weight = _stored_bytes(catalogue, last)
     samples = _estimated(sizes, stated, weight)
     number = None if samples is None else samples + listed
-    is_hopeless = trial.tried > 0 and trial.taken == 0
+    is_stated = len(stated) == len(found)
     return ReadingWork(
         containers=[one.name for _, one in found],
         read_bytes=sum(sizes),
@@ -259,9 +261,9 @@ def _reading(
         changed=changed,
         gone=gone,
         samples=number,
-        is_stated=len(stated) == len(found),
+        is_stated=is_stated,
         **trial.carried_to(number or 0),
-        stops=trial.none_taken if is_hopeless else None,
+        stops=trial.stops(config.dataset.reject_budget, number, is_stated),
     )
 
 
@@ -363,6 +365,20 @@ class _TriedSamples:
             "tried_rejects": self.examples,
             "tried_reasons": dict(self.reasons),
         }
+
+    def stops(self, budget: float, samples: int | None, is_stated: bool) -> str | None:
+        """Return why a build of so many samples would stop; that many are an estimate unless `is_stated`."""
+        if self.tried and not self.taken:
+            return self.none_taken
+        rejected, about = self.reasons.total(), "" if is_stated else "about "
+        if samples is None or rejected <= rejects_allowed(
+            budget, round(samples * (1 if is_stated else UNSURE))
+        ):
+            return None
+        return (
+            f"{rejected:,} of the {self.tried:,} samples tried are rejected, and dataset.reject_budget "
+            f"({budget:.1%}) allows {rejects_allowed(budget, samples):,} of {about}{samples:,}"
+        )
 
     def with_unopened(self, examples: Mapping[str, str], reasons: Mapping[str, int]) -> _TriedSamples:
         """Return the trial with samples that were rejected before they could be tried."""

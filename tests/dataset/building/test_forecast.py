@@ -2,18 +2,20 @@
 
 import os
 import tarfile
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tasks.dataset.building.shard_plan import PlannedShard
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.schema import Config, ShardRules
 from tasks.dataset.building.builder import build
-from tasks.dataset.building.forecast import forecast, spread
-from tasks.dataset.building.shard_plan import PlannedShard
+from tasks.dataset.building.forecast import _TriedSamples, forecast, spread
 from tasks.dataset.sources import Container, RawSample
 from tasks.dataset.sources.table import TableImages
 from tests.dataset import raw
@@ -122,6 +124,34 @@ def test_the_first_samples_of_containers_are_tried_and_the_others_counted(kind: 
     size = sum(path.stat().st_size for path in result.version.glob("*/*.tar"))
     assert reading.bytes == pytest.approx(size, rel=0.4)
     assert forecast(config).up_to_date is not None
+
+
+@pytest.mark.parametrize(
+    ("count", "bad", "stops"), [(20, 2, True), (20, 1, False), (60, 4, True), (60, 3, False)]
+)
+def test_a_plan_stops_where_the_first_samples_of_containers_exceed_the_budget(
+    count: int, bad: int, stops: bool, tmp_path: Path
+) -> None:
+    """Rows of Parquet are counted, so that the share of them is certain."""
+    rows = [chat.row(number) for number in range(count)]
+    for one in rows[:bad]:
+        one["images"] = [{"bytes": b"<html>", "path": None}]
+    chat.write_parquet(tmp_path / "raw/a.parquet", rows)
+    found = forecast(chat.config(tmp_path / "raw", tmp_path / "out"))
+    allows = f"and dataset.reject_budget (5.0%) allows {count // 20} of {count}"
+    why = f"{bad} of the 20 samples tried are rejected, {allows}"
+    assert found.stops == (why if stops else None)
+    assert found.reading is not None and found.reading.tried_reasons == {"image.not_an_image": bad}
+
+
+def test_of_an_estimated_number_of_samples_a_plan_is_less_certain(tmp_path: Path) -> None:
+    """48 samples in tars are about 57: of those 2 may be rejected, and of 1.3 times as many 3."""
+    trial = _TriedSamples(tried=20, taken=17, reasons=Counter({"key.duplicate": 3}))
+    assert trial.stops(0.05, 57, is_stated=False) is None
+    assert trial.stops(0.05, 57, is_stated=True) is not None
+    worse = replace(trial, taken=16, reasons=Counter({"key.duplicate": 4}))
+    why = "4 of the 20 samples tried are rejected, and dataset.reject_budget (5.0%) allows 2 of about 57"
+    assert worse.stops(0.05, 57, is_stated=False) == why
 
 
 @pytest.mark.parametrize("kind", ["tars", "rows of bytes", "chat"])

@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 
 from PIL import Image
-
 from tasks.dataset.versions import resolve
+
 from tasks.loader.indexed import IndexedReader
 from tests.services import BIN
 
