@@ -5,15 +5,18 @@ from __future__ import annotations
 import io
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 from PIL import Image
 from tasks.dataset.versions import resolve
 
 from tasks.loader.indexed import IndexedReader
-from tests.services import BIN
+from tests.services import BIN, ROOT
 
 ORIENTATION = 0x0112
+LFS_POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'4d7a' * 16}\nsize 12345\n"
+"""What Git leaves in the place of a file that Git LFS keeps, until somebody fetches it."""
 
 
 class Person:
@@ -41,6 +44,21 @@ class Person:
         assert process.returncode == expecting, (arguments, out, err)
         assert "Traceback" not in out + err
         return out + err
+
+    def runs(self, program: str) -> str:
+        """What a program in Python prints that is run as it was given, without a network."""
+        (self.folder / "program.py").write_text(program)
+        env = {**self.env, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "HF_HOME": str(self.folder / "hf")}
+        done = subprocess.run(
+            [sys.executable, "program.py"],
+            cwd=self.folder,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     def samples(self, split: str, dataset: str = "data/raw") -> list[dict[str, bytes]]:
         reader = IndexedReader(resolve(self.folder / dataset), split)

@@ -1,0 +1,143 @@
+"""The cataloguer: pictures that a table of another program names, and collections as they are published."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.dataset.raw import collections
+from tests.system.first_days.person import LFS_POINTER, Person, photo
+
+pytestmark = pytest.mark.system
+COUNT = 40
+
+
+def catalogue(folder: Path) -> None:
+    """What Excel on Windows exports: semicolons, cp1252 and the paths of the machine that it ran on."""
+    (folder / "Bilder" / "grün").mkdir(parents=True)
+    lines = ["Datei;Text;Art"]
+    for n in range(COUNT):
+        (folder / "Bilder" / "grün" / f"{n:03d}.jpg").write_bytes(photo(n, "JPEG"))
+        kind = ("Ähre", "Möwe")[n % 2]
+        lines.append(f"C:\\Daten\\Bilder\\grün\\{n:03d}.jpg;ein größeres Bild {n};{kind}")
+    (folder / "katalog.csv").write_bytes("\r\n".join(lines).encode("cp1252"))
+
+
+WRONG_CHANGES = {
+    "dataset.source.caption=Texte": "katalog.csv has no column 'Texte'; did you mean Text?",
+    "dataset.source.caption=caption": "katalog.csv has no column 'caption'; there are: Datei, Text, Art",
+    "dataset.source.delimiter=,": "no valid YAML: did not find expected node content; a text goes into quotes",
+    'dataset.source.delimiter=","': "no column 'Datei'; its cells are cut by ';': mend delimiter",
+    "dataset.source.seperator=x": "dataset.source.seperator: unknown key; there are: kind, path, delimiter",
+    "dataset.reject_budget=much": "dataset.reject_budget: must be a number, not 'much'",
+    "dataset.source.root=raw/Fotos": "dataset.source.root: there is no folder raw/Fotos",
+}
+
+
+def test_a_catalogue_of_another_machine(person: Person) -> None:
+    """Three of its pictures are not what they should be: gone, cut short, and not fetched by Git LFS."""
+    catalogue(person.folder / "raw")
+    pictures = person.folder / "raw/Bilder/grün"
+    (pictures / "000.jpg").unlink()
+    os.truncate(pictures / "001.jpg", 900)
+    (pictures / "002.jpg").write_text(LFS_POINTER)
+
+    found = person.types("init", "raw")
+    assert "delimiter ;: between the cells of katalog.csv" in found
+    assert "encoding  cp1252: not UTF-8; so it reads “ein größeres Bild 0”" in found
+    assert (
+        "image     Datei: paths with Windows' backslashes, such as C:\\Daten\\Bilder\\grün\\000.jpg" in found
+    )
+    assert "root      raw: 19 of 20 looked at are there, and 0 below the table's folder" in found
+    assert "label     Art: 2 values, Ähre, Möwe" in found
+    for change, says in WRONG_CHANGES.items():
+        said = person.types("plan", "configs/raw.yaml", "--set", change, expecting=2)
+        assert says in said and said.count("\n") == 1, said
+    planned = person.types("plan", "configs/raw.yaml")
+    gone = "member.missing   katalog.csv:2: no such file: 'raw/Bilder/grün/000.jpg'"
+    assert f"1 of 20 samples tried: {gone}" in planned
+
+    stopped = person.types("build", "configs/raw.yaml", expecting=1)
+    assert re.search(
+        r"3 of (40 read|the \d+ samples looked at) are rejected .*dataset\.reject_budget \(5\.0%\)", stopped
+    )
+    rejects = [
+        "member.missing         katalog.csv:2: no such file: 'raw/Bilder/grün/000.jpg'",
+        "image.undecodable      katalog.csv:3: jpg: OSError: image file is truncated",
+        "image.not_an_image     katalog.csv:4: it is a Git LFS pointer and not the file itself (run git lfs pull",
+    ]
+    assert [one for one in rejects if f"1 {one}" not in stopped] == []
+    lists = "tarmac rejects data/raw/staging/rejects.parquet"
+    assert f"{lists} lists all; mend the sources and run again: only these are redone" in stopped
+    listed = person.types(*lists.split()[1:])
+    assert "3 rejects: 1 member.missing, 1 image.undecodable, 1 image.not_an_image" in listed
+
+    for n in (0, 2):
+        (pictures / f"{n:03d}.jpg").write_bytes(photo(n, "JPEG"))
+    built = person.types("build", "configs/raw.yaml")
+    assert "40 read = 39 accepted + 0 filtered + 1 rejected (2.5%, budget 5.0%)" in built
+    assert "rejects  tarmac rejects data/raw lists all" in built
+    assert "katalog.csv:3  Bilder/grün/001.jpg  jpg: OSError" in person.types("rejects", "data/raw")
+    assert person.types("look", "data/raw").endswith("data/raw/look.html\n")
+    captions = {one["txt"].decode() for split in ("train", "val") for one in person.samples(split)}
+    assert captions == {f"ein größeres Bild {n}" for n in range(COUNT) if n != 1}
+
+
+def tables(folder: Path) -> None:
+    """The same pictures by a table in UTF-16 and by one that is compressed, and those of COCO and Flickr8k."""
+    for place in ("utf16/img", "packed/img", "flickr/Images"):
+        collections.images(folder / place, [f"{n:03d}.jpg" for n in range(20)])
+    rows = [f"img\\{n:03d}.jpg;größer als {n}" for n in range(20)]
+    (folder / "utf16/liste.csv").write_bytes("\r\n".join(["Datei;Text", *rows]).encode("utf-16"))
+    rows = [f"img/{n:03d}.jpg,picture {n}" for n in range(20)]
+    (folder / "packed/table.csv.gz").write_bytes(gzip.compress("\n".join(["file,caption", *rows]).encode()))
+    rows = [f"{n:03d}.jpg,{collections.text(n, one)}" for n in range(20) for one in range(5)]
+    quoted = [row.replace(",", ',"', 1) + '"' for row in rows]
+    (folder / "flickr/captions.txt").write_text("\n".join(["image,caption", *quoted]))
+    collections.coco(folder / "coco", {"train2017": range(16), "val2017": range(16, 20)})
+    (folder / "unfetched").mkdir()
+    (folder / "unfetched/captions.csv").write_text(LFS_POINTER)
+
+
+FOUND = {
+    "utf16": [
+        "liste.csv: 20 rows; columns Datei, Text",
+        "paths with Windows' backslashes relative to the table's",
+    ],
+    "packed": ["table.csv.gz: 20 rows; columns file, caption", "20 of 20 looked at are there"],
+    "coco": [
+        "coco/annotations/{captions_train2017,captions_val2017}.json: 2 tables, 100 rows",
+        "fields    the tables are named after splits",
+        "root      coco: 20 of 20 looked at are there",
+        "captions  all: several rows share an image, which is stored once, with all of theirs",
+    ],
+    "flickr": [
+        "flickr/captions.txt: 100 rows; columns image, caption",
+        "root      flickr/Images: 20 of 20 looked at are there, and 0 below the table's folder",
+        "captions  all: several rows share an image, which is stored once, with all of theirs",
+    ],
+}
+
+
+def test_collections_as_they_are_published(person: Person) -> None:
+    """Five captions of a picture are one sample; a table that Git LFS has not fetched is named."""
+    tables(person.folder)
+    for name, says in FOUND.items():
+        found = person.types("init", name)
+        assert [one for one in says if one not in found] == [] and "\n!" not in found, found
+        planned = person.types("plan", f"configs/{name}.yaml")
+        assert "20 raw samples: 0 filtered, 0 rejected unopened" in planned and "\n!" not in planned
+    pointers = "unfetched holds Git LFS pointers and not the files themselves (1 of 1 looked at, such as captions.csv)"
+    assert person.types("init", "unfetched", expecting=2) == f"✗ PATH: {pointers}: run git lfs pull there\n"
+
+    assert "20 read = 20 accepted" in person.types("build", "configs/flickr.yaml")
+    sample = person.samples("train", "data/flickr")[0]
+    captions = json.loads(sample["json"])["captions"]
+    assert len(captions) == 5 and sample["txt"].decode() == captions[0]
+    traced = person.types("trace", "Images/007.jpg", "data/flickr")
+    assert "  source     captions.txt:37\n  original   007.jpg\n" in traced
