@@ -10,12 +10,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tasks.dataset.building.shard_plan import PlannedShard
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.schema import Config, ShardRules
 from tasks.dataset.building.builder import build
 from tasks.dataset.building.forecast import _TriedSamples, forecast, spread
+from tasks.dataset.building.listed.shard_plan import PlannedShard
 from tasks.dataset.sources import Container, RawSample
 from tasks.dataset.sources.table import TableImages
 from tests.dataset import raw

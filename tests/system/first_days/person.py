@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from PIL import Image
-from tasks.dataset.versions import resolve
 
+from tasks.dataset.version.versions import resolve
 from tasks.loader.indexed import IndexedReader
 from tests.services import BIN, ROOT
 

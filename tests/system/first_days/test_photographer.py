@@ -9,9 +9,9 @@ import sys
 
 import pytest
 from PIL import Image
-from tasks.dataset.versions import resolve
 
 from tasks.core.files import read_json
+from tasks.dataset.version.versions import resolve
 from tests.system.first_days.person import ORIENTATION, Person, photo
 
 pytestmark = pytest.mark.system
