@@ -242,7 +242,13 @@ def _prove(data: bytes, rules: ImageRules, header: ImageHeader) -> Image.Image:
             return luma
     image = header.image or _parse(data, rules)[1]
     _load(header.kind, image, data)
-    return measures.luma_of(image)
+    return _seen_luma(image)
+
+
+def _seen_luma(image: Image.Image) -> Image.Image:
+    """Return the luma of what a training sees of the image."""
+    is_grey = image.mode == "L" and not image.has_transparency_data
+    return measures.luma_of(image if is_grey else to_rgb(image))
 
 
 def _nature(data: bytes, header: ImageHeader) -> tuple[int, str]:
@@ -252,7 +258,8 @@ def _nature(data: bytes, header: ImageHeader) -> tuple[int, str]:
         return 1, _colour(header.frame.mode, profile)
     image = header.image
     assert image is not None
-    return _frames(image), _colour(image.mode, image.info.get("icc_profile") or b"")
+    is_deep = header.kind == "png" and png.bits(data) > 8  # of colours, Pillow keeps 8 bits, and does not say
+    return _frames(image), "deep" if is_deep else _colour(image.mode, image.info.get("icc_profile") or b"")
 
 
 def _frames(image: Image.Image) -> int:
@@ -319,7 +326,7 @@ def _saved(image: Image.Image, suffix: str, options: Mapping[str, object], frame
         image.save(file, **options, icc_profile=profile)  # type: ignore[arg-type]
         content = file.getvalue()
     colour = _colour(image.mode, profile or b"")
-    return StoredImage(suffix, content, image.size, measures.luma_of(image), frames, colour)
+    return StoredImage(suffix, content, image.size, _seen_luma(image), frames, colour)
 
 
 def _turned(data: bytes, rules: ImageRules, orientation: int) -> StoredImage:

@@ -78,7 +78,8 @@ def factor(width: int, height: int) -> int:
 
 
 def luma_of(image: Image.Image) -> Image.Image:
-    """Return the luma of a decoded picture, scaled down as far as measuring allows."""
+    """Return the luma of a decoded picture of mode RGB or L, scaled down as far as measuring allows. Of other
+    modes the plain conversion shows what no viewer does: colours below transparency, 16 bits cut to white."""
     grey = image.convert("L")
     times = factor(*grey.size)
     return grey if times == 1 else grey.reduce(times)

@@ -35,6 +35,11 @@ def has_end(data: bytes) -> bool:
     return data.rfind(END, -TAIL) >= 0
 
 
+def bits(data: bytes) -> int:
+    """Return the bits per channel that a parsed file's header states."""
+    return next((data[start + 16] for name, start, _ in chunks(data) if name == b"IHDR"), 8)
+
+
 def may_turn(data: bytes) -> bool:
     """Whether the file may hold an orientation; if not, it need not be parsed for one."""
     return any(

@@ -180,6 +180,13 @@ def test_sixteen_bit_grey_is_scaled_and_not_clipped(encode: str) -> None:
     assert isinstance(level, tuple) and abs(level[0] - 128) <= 2
 
 
+@pytest.mark.parametrize("check", ["decode", "header"])
+def test_sixteen_bits_are_deep_until_they_are_re_encoded(check: Any) -> None:
+    for colour in (0, 2, 6):
+        assert images.store(sixteen_bit(colour), ImageRules(check=check)).colour == "deep"
+    assert images.store(sixteen_bit(2), ImageRules(encode="jpg", max_side=1)).colour == "rgb"
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])
 def test_grey_of_no_known_range_is_rejected_rather_than_black(dtype: Any) -> None:
     file = io.BytesIO()

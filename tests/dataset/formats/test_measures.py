@@ -1,6 +1,7 @@
 """The measures of a picture: its hash is that of imagehash, and each number tells what it is named after."""
 
 import io
+from typing import Literal
 
 import imagehash
 import numpy as np
@@ -12,6 +13,7 @@ from sklearn.datasets import load_sample_image
 from tasks.core.schema import ImageRules
 from tasks.dataset.formats import images, measures
 from tasks.dataset.formats.measures import PictureMeasures
+from tasks.loader.decoders import decode_image
 
 PHOTOS = {
     **{
@@ -83,6 +85,43 @@ def test_hard_edges_are_sharp_and_a_single_colour_has_no_contrast() -> None:
     assert drawn.sharpness is not None and drawn.sharpness > 0.45
     plain = measured(Image.new("RGB", (256, 256), "teal"))
     assert plain.contrast < 0.5 < 20 < drawn.contrast
+
+
+def logo(mode: str) -> bytes:
+    """Return a PNG of a black disc on transparency, which is black below, too."""
+    rows, columns = np.ogrid[:128, :128]
+    disc = ((rows - 64) ** 2 + (columns - 64) ** 2 < 40**2).astype(np.uint8)
+    file = io.BytesIO()
+    if mode == "P":
+        picture = Image.fromarray(disc, "L").convert("P")
+        picture.putpalette([0, 0, 0] * 2)
+        picture.save(file, "PNG", transparency=0)
+    else:
+        picture = Image.new(mode, (128, 128))
+        picture.putalpha(Image.fromarray(disc * 255))
+        picture.save(file, "PNG")
+    return file.getvalue()
+
+
+def deep_grey() -> bytes:
+    """Return a PNG with 16 bits, of which the lower ones alone would be white."""
+    file = io.BytesIO()
+    shades = np.kron(np.arange(1, 17, dtype=np.uint16).reshape(4, 4) * 4000, np.ones((32, 32), np.uint16))
+    Image.fromarray(shades).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "picture", [*map(logo, ("RGBA", "LA", "P")), deep_grey()], ids=["RGBA", "LA", "P", "16 bits"]
+)
+@pytest.mark.parametrize("encode", ["keep", "webp"])
+def test_what_is_measured_is_what_a_training_sees(picture: bytes, encode: Literal["keep", "webp"]) -> None:
+    """The plain conversion makes these black or white."""
+    stored = images.store(picture, ImageRules(encode=encode))
+    assert stored.luma is not None
+    found, seen = measures.measure(stored.luma), measured(decode_image(picture))
+    assert found.contrast > 50 and found.contrast == pytest.approx(seen.contrast, abs=1)
+    assert differing(found, seen) <= 2
 
 
 def framed(picture: Image.Image, top: int, bottom: int, left: int = 0) -> Image.Image:
