@@ -9,13 +9,15 @@ import xxhash
 NOISE = re.compile(
     r"""
     \b(?:https?://|www\.)\S+                                   # an address
-    | \S+\.(?:jpe?g|png|gif|webp|bmp|tiff?|heic|avif|svg)\b    # the name of a file
+    | (?<!\S)\S+\.(?:jpe?g|png|gif|webp|bmp|tiff?|heic|avif|svg)\b  # the name of a file
     | \b(?:img|dsc[nf]?|pxl|mvi|gopr|p|wa)[_-]?\d[\w-]*        # what cameras and messengers call theirs
     | \b[0-9a-f]{8,}(?:-[0-9a-f]{4,})*\b                       # an identifier
-    | <[^>]{1,40}>                                             # a placeholder or a mark of HTML
+    | <[^<>]{1,40}>                                            # a placeholder or a mark of HTML
     """,
     re.VERBOSE | re.IGNORECASE,
 )
+"""Each alternative starts where a word does, or cannot pass its own start: so the time grows with the length
+of a caption and not with its square, whatever a caption holds."""
 WORD = re.compile(
     r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\u0e00-\u0e7f]|[^\W\d_]{2,}",
 )

@@ -1,5 +1,7 @@
 """What counts as a caption that says something."""
 
+import time
+
 import pytest
 
 from tasks.dataset.formats.captions import telling_words, text_hash
@@ -43,6 +45,16 @@ def test_a_text_that_says_nothing_has_no_telling_word(text: str) -> None:
 @pytest.mark.parametrize("text", TELLING)
 def test_a_text_that_says_something_has_some(text: str) -> None:
     assert telling_words(text) > 0
+
+
+@pytest.mark.parametrize(
+    "piece", [".", "a.", ".jp", "<", "<a", "a1-", "aaaaaaaa-", "dsc-", "www.", "\u3042", "a b.", "é."]
+)
+def test_a_hostile_caption_of_a_megabyte_takes_less_than_a_second(piece: str) -> None:
+    caption = piece * (1_000_000 // len(piece))
+    began = time.process_time()
+    telling_words(caption)
+    assert time.process_time() - began < 1
 
 
 def test_words_are_counted_in_scripts_without_spaces_too() -> None:
