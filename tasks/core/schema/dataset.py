@@ -178,7 +178,8 @@ class Dataset(Block):
     """Rules on fields of a sample: a number is a minimum, `{min: 1, max: 3}` gives limits, a text must be
     equal, a list holds all allowed values. A field is a column of the source or, if that has no such column,
     a statistic that the build measures, such as `sharpness`, `contrast`, `border`, `caption_words`, `width`
-    or `colour`. Samples that do not match count as filtered, not as rejected."""
+    or `colour`; a number that could not be measured matches. Samples that do not match count as filtered, not
+    as rejected."""
     leak_budget: Share = 0.01
     """Share of a held-out split's samples that may equal, or nearly equal, one that is trained on; with more,
     `tarmac build` ends with an error and `tarmac run` does not train."""

@@ -15,6 +15,7 @@ from tasks.core.schema import ChatSource, Dataset, ShardsSource, TableSource
 from tasks.core.schema import Source as SourceConfig
 from tasks.core.stores import is_remote
 from tasks.dataset import filters, splits
+from tasks.dataset.formats.measures import PictureMeasures
 from tasks.dataset.modalities import MODALITIES, rules_on_fields
 from tasks.dataset.sources import Source, of_containers, open_sources
 from tasks.dataset.sources.tabular import require
@@ -55,7 +56,19 @@ def check_sources(dataset: Dataset) -> list[Source]:
         for key, column in (("group_by", dataset.splits.group_column), ("from", dataset.splits.column)):
             if column is not None:
                 require(f"dataset.splits.{key}", column, columns, "the source")
+    _require_decoding(dataset, sources)
     return sources
+
+
+def _require_decoding(dataset: Dataset, sources: Sequence[Source]) -> None:
+    """UsageError for a rule on what is measured of pixels where pictures are not decoded."""
+    if dataset.image.check != "header" or dataset.modality == "volume_report":
+        return
+    for name in measured_rules(dataset, sources).keys() & {*PictureMeasures._fields}:
+        raise UsageError(
+            f"dataset.filter.{name}: is not measured with image.check: header, which decodes nothing; set "
+            "dataset.image.check: decode, or leave the rule out"
+        )
 
 
 def measured_rules(dataset: Dataset, sources: Sequence[Source]) -> dict[str, Any]:

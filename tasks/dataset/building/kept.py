@@ -107,7 +107,7 @@ class KeptSamples:
         """Whether today's rules take the sample. One that was left out by its score was not measured then."""
         if self._decisions.fails_one(row["content"]):
             return False
-        return row["detail"] == BY_SCORE or filters.passes(self._rules, row)
+        return row["detail"] == BY_SCORE or filters.passes_measured(self._rules, row)
 
     def _read(self, tar: Path, row: Mapping[str, Any]) -> bytes:
         try:

@@ -1,18 +1,23 @@
 """Rules on what the build measures of each sample, and splits by content."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from PIL import Image
 
+from flows.cli import main
 from tasks.core.config import validate
 from tasks.core.errors import DataError, NeedsApproval, UsageError
 from tasks.core.schema import Config
+from tasks.core.schema.dataset import Limits
 from tasks.dataset.building import content_groups
 from tasks.dataset.building.builder import BuildResult, build
+from tasks.dataset.filters import passes_measured
 from tasks.dataset.verify.verifier import verify
 from tasks.dataset.version import versions
 from tasks.dataset.version.manifest import read_manifest
@@ -180,3 +185,44 @@ def test_a_torn_picture_does_not_keep_others_from_their_group(tmp_path: Path) ->
     assert built.rejects == {"image.undecodable": 1}
     found = sides(built.version)
     assert all(found[f"a{number:03d}"] == found[f"copy{number:03d}"] for number in range(12) if number != 3)
+
+
+def test_a_rule_leaves_out_what_was_measured_only(tmp_path: Path) -> None:
+    """Of pictures below 64 pixels no border is measured, and below 32 no sharpness."""
+    framed = Image.new("RGB", (96, 96), "white")
+    framed.paste(noise(70).resize((96, 48)), (0, 24))
+    pictures = {"framed.png": framed, **BUSY, **{f"small{n}.png": noise(80 + n, side=20) for n in range(4)}}
+    rules = {"border": {"max": 0.15}, "sharpness": 0.01}
+    first = published(make(tmp_path / "raw", pictures, splits={}, shard={"samples": 4}, filter=rules))
+    assert (first.accepted, first.filtered) == (13, 1)
+    again = make(  # asks the sidecars of the first
+        tmp_path / "raw", {**pictures, "new.png": noise(50)}, splits={}, shard={"samples": 4}, filter=rules
+    )
+    second = build(again)
+    assert (second.accepted, second.filtered, second.lost) == (14, 1, 0)
+
+
+def test_a_rule_on_words_needs_the_word(tmp_path: Path) -> None:
+    folder = tmp_path / "raw"
+    make(folder, BUSY)
+    (folder / "captions.csv").unlink()
+    config = raw.config(folder, tmp_path / "out", filter={"colour": ["grey"]}, splits={})
+    raw.write_table(folder, [(name, f"a picture {name}", "") for name in sorted(BUSY)])
+    with pytest.raises(DataError, match="none of 9 samples is left: 9 filtered, 0 rejected"):
+        build(config)
+    assert passes_measured({"label": ["cat"]}, {"label": "cat"})
+    assert not passes_measured({"label": ["cat"]}, {"label": None})
+    assert passes_measured({"spacing_z": Limits(max=3)}, {"spacing_z": math.nan})
+
+
+@pytest.mark.parametrize("rule", ["border", "sharpness", "contrast"])
+def test_a_rule_on_pixels_needs_decoding(
+    tmp_path: Path, rule: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = make(tmp_path / "raw", BUSY, filter={rule: {"max": 0.15}}, image={"check": "header"})
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(given.model_dump(mode="json", exclude_unset=True)))
+    assert main(["build", str(path)]) == 2
+    assert f"dataset.filter.{rule}: is not measured with image.check: header" in capsys.readouterr().err
+    allowed = make(tmp_path / "raw", BUSY, filter={"width": 50}, image={"check": "header"}, splits={})
+    assert build(allowed).accepted == 9

@@ -326,7 +326,7 @@ class Converter:
             if self.decisions.fails_one(content):
                 return ConvertedSample(entry, None, content, {}, None, is_filtered=True, by_score=True)
             taken = self.modality.take(raw, self.dataset)
-            if not filters.passes(self.rules, taken.statistics):
+            if not filters.passes_measured(self.rules, taken.statistics):
                 return ConvertedSample(entry, None, content, taken.statistics, None, is_filtered=True)
             span = writer.add(entry.key, taken.members)
         except Reject as reject:
