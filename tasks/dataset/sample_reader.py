@@ -7,7 +7,8 @@ opened for every sample, because only a few dozen are read.
 from __future__ import annotations
 
 import io
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,15 @@ import google_crc32c
 
 from tasks.core.errors import DataError
 from tasks.dataset.foreign import foreign_split
-from tasks.dataset.tar.format import Sample, parse_sample
+from tasks.dataset.tar.format import BLOCK, Sample, parse_header, parse_sample, span_bytes
 from tasks.dataset.tar.reader import Member, TarReader, parse_foreign
 from tasks.dataset.verify.tars import kept_store
 from tasks.dataset.version.index import read_index
 from tasks.dataset.version.layout import index_name, shard_name
 
+TEXT = "txt"
+SMALL = 1 << 16
+"""A sample of at most this many bytes is read at once, because each further read costs as much."""
 LARGEST_MEMBER = 1 << 29
 """Members of damaged shards with more bytes are not read."""
 
@@ -34,10 +38,43 @@ class SampleReader:
         self.split = split
         self._version = version
         self._index = read_index(version, split)
-        self._foreign = foreign_split(version, split)
+        foreign = foreign_split(version, split)
+        self._is_plain = foreign is None or foreign.is_plain
 
     def __len__(self) -> int:
         return len(self._index)
+
+    def read_text(self, row: int, most: int) -> bytes:
+        """Return the first `most` bytes of the caption of sample `row`; KeyError if it has none, DataError as
+        in `read`. Of a large sample, such as a volume, only headers are read besides, and no checksum is
+        compared."""
+        entry = self._index[row]
+        if int(entry["length"]) <= SMALL or not self._is_plain:
+            return self.read(row).members[TEXT][:most]
+        at, stop = int(entry["offset"]), int(entry["offset"]) + int(entry["length"])
+        with self._opened(row) as file:
+            while at < stop:
+                file.seek(at)
+                header = parse_header(file.read(BLOCK).ljust(BLOCK, b"\0"))
+                if header is None:
+                    raise ValueError("zeros, or the end of the file, where a member belongs")
+                if header.text.partition(".")[2] == TEXT:
+                    return file.read(min(header.size, most))
+                at += span_bytes([header.size])
+        raise KeyError(TEXT)
+
+    @contextmanager
+    def _opened(self, row: int) -> Iterator[io.BufferedReader]:
+        """Open the shard of a sample, and raise what goes wrong in the block as a DataError that names it."""
+        shard = self.shard(row)
+        try:
+            raw: Any = kept_store(str(self._version)).open(shard, in_order=False)
+            with io.BufferedReader(raw) as file:
+                yield file
+        except OSError as error:
+            raise DataError(f"{shard} cannot be read: {error.strerror or error}") from None
+        except ValueError as error:
+            raise DataError(f"{shard}: no sample at {int(self._index[row]['offset']):,}: {error}") from None
 
     def shard(self, row: int) -> str:
         """Return the name of the shard that holds sample `row`, such as `train/000007.tar`."""
@@ -47,22 +84,16 @@ class SampleReader:
         """Return sample `row`; DataError, which names the shard, if it is not as it was written."""
         entry, shard = self._index[row], self.shard(row)
         offset, length = int(entry["offset"]), int(entry["length"])
-        try:
-            raw: Any = kept_store(str(self._version)).open(shard, in_order=False)
-            with io.BufferedReader(raw) as file:
-                left = file.seek(0, io.SEEK_END) - offset
-                file.seek(offset)
-                span = file.read(max(0, min(left, length)))  # a damaged index may hold any length
-        except OSError as error:
-            raise DataError(f"{shard} cannot be read: {error.strerror or error}") from None
+        with self._opened(row) as file:
+            left = file.seek(0, io.SEEK_END) - offset
+            file.seek(offset)
+            span = file.read(max(0, min(left, length)))  # a damaged index may hold any length
         if len(span) < length:
             raise DataError(f"{shard} is truncated: it ends {length - len(span):,} bytes too early")
         if google_crc32c.value(span) != int(entry["crc32c"]):
             raise DataError(f"{shard}: the sample's bytes at {offset:,} changed after the build (CRC32C)")
         try:
-            if self._foreign is not None and not self._foreign.is_plain:
-                return parse_foreign(span)
-            return parse_sample(span)
+            return parse_sample(span) if self._is_plain else parse_foreign(span)
         except ValueError as error:
             raise DataError(f"{shard}: no sample at {offset:,}: {error}") from None
 
