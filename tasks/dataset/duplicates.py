@@ -15,7 +15,7 @@ Near-Duplicates for Web Crawling", 2007). A million hashes take seconds instead 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -38,20 +38,28 @@ AT_ONCE = 1 << 20
 
 Hashes = NDArray[np.uint64]
 Rows = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 
 def equal(*hashes: Hashes) -> Rows:
     """Return for each row the first row with the same hashes, itself if there is none; each of `hashes` has
     one per row."""
+    order, is_new = _ordered(*hashes)
+    firsts = np.empty_like(order)
+    firsts[order] = order[is_new][np.cumsum(is_new) - 1]
+    return firsts
+
+
+def _ordered(*hashes: Hashes) -> tuple[Rows, Flags]:
+    """Return the rows in the order of their hashes, of which the last counts most, and which of them in that
+    order differ from the one before. Equal rows stay in their order."""
     order = np.lexsort(hashes)
     is_new = np.zeros(len(order), bool)
     is_new[:1] = True
     for column in hashes:
         ordered = column[order]
         is_new[1:] |= ordered[1:] != ordered[:-1]
-    firsts = np.empty_like(order)
-    firsts[order] = order[is_new][np.cumsum(is_new) - 1]
-    return firsts
+    return order, is_new
 
 
 @dataclass(frozen=True)
@@ -86,8 +94,13 @@ class Looks:
             start = here.stop
         return cls(content, text, coarse, fine, spectrum, contrast)
 
-    def take(self, rows: Rows) -> Looks:
-        return Looks(*(getattr(self, one.name)[rows] for one in fields(self)))
+    def comparable(self, *, by_text: bool) -> tuple[Flags, Flags]:
+        """Return which rows can be compared by their content, with `by_text` also by their text alone, and
+        which by their look. Pictures of one colour are copies of none, because they are a fault of their
+        own."""
+        is_plain = self.contrast < CONSTANT
+        is_known = (self.content != 0) | (self.text != 0) if by_text else self.content != 0
+        return is_known & ~is_plain, self.spectrum.any(axis=1) & ~is_plain
 
     def near(self, pairs: Rows) -> Rows:
         """Return the pairs (n, 2) of rows that are nearly equal."""
@@ -109,37 +122,44 @@ def _bytes(piece: Any, name: str, size: int) -> NDArray[np.uint8]:
 def clusters_of(looks: Looks, *, by_text: bool) -> tuple[Rows, Rows]:
     """Return for each row the first row with the same content, and the smallest row of those that are equal
     or nearly equal to it. With `by_text` only rows with equal texts are, as conversations about one picture
-    may be different samples; then rows without content are compared by their texts. Pictures of one colour
-    are copies of none, because they are a fault of their own."""
+    may be different samples; then rows without content are compared by their texts."""
     number = np.arange(len(looks.content))
-    is_plain = looks.contrast < CONSTANT
-    is_known = (looks.content != 0) & ~is_plain
+    is_known, is_seen = looks.comparable(by_text=by_text)
     texts = [looks.text] if by_text else []
-    if by_text:
-        is_known = (is_known | (looks.text != 0)) & ~is_plain
     exact = np.where(is_known, equal(looks.content, *texts), number)
     clusters = Clusters(len(number))
     clusters.join(np.column_stack((exact, number))[exact != number])
-    some = np.flatnonzero(looks.spectrum.any(axis=1) & ~is_plain)
-    near = some[nearly_equal(looks.take(some))]
+    some = np.flatnonzero(is_seen)
+    near = nearly_equal(looks, some)
     if by_text:
         near = some[equal(near.astype(np.uint64), looks.text[some])]
     clusters.join(np.column_stack((near, some))[near != some])
     return exact, clusters.labels()
 
 
-def nearly_equal(looks: Looks) -> Rows:
-    """Return for each row the smallest row of its cluster: the rows that are connected by pairs of nearly
-    equal ones."""
-    firsts = equal(looks.coarse, *looks.fine.T)
-    distinct = np.flatnonzero(firsts == np.arange(len(firsts)))
-    clusters = Clusters(len(distinct))
-    mine = looks.take(distinct)
-    for pairs in _neighbours(mine.coarse):
-        clusters.join(mine.near(clusters.apart(pairs)))
-    place = np.empty(len(firsts), np.int64)
-    place[distinct] = distinct[clusters.labels()]
-    return place[firsts]
+def like_first(looks: Looks, *, by_text: bool) -> tuple[Flags, Flags]:
+    """Return which rows equal the first one, and which nearly do, by the rules of `clusters_of`; the first
+    one itself is among them if it can be compared."""
+    is_known, is_seen = looks.comparable(by_text=by_text)
+    is_same = looks.text == looks.text[0] if by_text else np.ones(len(looks.text), bool)
+    exact = is_known & is_known[0] & is_same & (looks.content == looks.content[0])
+    some = np.flatnonzero(is_seen & is_seen[0] & is_same)
+    near = np.zeros(len(exact), bool)
+    near[looks.near(np.column_stack((np.zeros_like(some), some)))[:, 1]] = True
+    return exact, near
+
+
+def nearly_equal(looks: Looks, rows: Rows) -> Rows:
+    """Return for each of these rows the smallest row of its cluster: those of the rows that are connected by
+    pairs of nearly equal ones."""
+    order, is_new = _ordered(*looks.fine[rows].T, looks.coarse[rows])
+    distinct = rows[order[is_new]]
+    clusters = Clusters(len(looks.coarse))
+    for pairs in _neighbours(looks.coarse[distinct]):
+        clusters.join(looks.near(clusters.apart(distinct[pairs])))
+    labels = np.empty_like(rows)
+    labels[order] = clusters.labels()[distinct[np.cumsum(is_new) - 1]]
+    return labels
 
 
 class Clusters:
@@ -172,10 +192,12 @@ class Clusters:
 
 
 def _neighbours(coarse: Hashes) -> Iterator[Rows]:
-    """Yield pairs (n, 2) of rows with equal blocks: nearly all that differ in at most NEAR bits are there."""
+    """Yield pairs (n, 2) of rows with equal blocks: nearly all that differ in at most NEAR bits are there.
+    `coarse` is in order, so that a stable sort also puts rows with equal blocks in the order of their other
+    bits: which pairs are compared depends neither on the host nor on the samples' order."""
     for blocks in combinations(_masks(), BLOCKS - NEAR):
         keys = coarse & np.uint64(sum(blocks))
-        order = np.argsort(keys)
+        order = np.argsort(keys, kind="stable")
         keys = keys[order]
         at = np.arange(len(keys))
         step = pairs = 0

@@ -26,9 +26,8 @@ import pyarrow.parquet as pq
 from tasks.core.errors import DataError
 from tasks.core.screen import Progress, no_progress
 from tasks.core.units import shorten
-from tasks.dataset.duplicates import LOOKS, Looks
+from tasks.dataset.duplicates import LOOKS, Looks, like_first
 from tasks.dataset.formats.checks import json_object
-from tasks.dataset.formats.measures import CONSTANT
 from tasks.dataset.keys import key_of
 from tasks.dataset.quality.columns import SampleRow
 from tasks.dataset.sample_reader import SampleReader
@@ -353,14 +352,5 @@ def _row(path: Path, row: int) -> Any:
 def _like_first(target: Any, piece: Any, *, by_text: bool) -> list[tuple[int, bool]]:
     """Return the rows of a piece that equal the target (True) or nearly do (False)."""
     looks = Looks.of([target, piece], 1 + piece.num_rows)
-    same_text = looks.text[1:] == looks.text[0]
-    exact = (looks.content[1:] == looks.content[0]) & (looks.content[0] != 0)
-    if by_text:
-        is_known = (looks.content[0] != 0) | (looks.text[0] != 0)
-        exact = (looks.content[1:] == looks.content[0]) & same_text & is_known
-    counts = looks.spectrum.any(axis=1) & ~(looks.contrast < CONSTANT)
-    some = np.flatnonzero(counts[1:]) + 1 if counts[0] else np.empty(0, np.int64)
-    near = np.zeros(1 + piece.num_rows, bool)
-    near[looks.near(np.column_stack((np.zeros_like(some), some)))[:, 1]] = True
-    alike = near[1:] & (same_text if by_text else True)
-    return [(row, bool(exact[row])) for row in np.flatnonzero(exact | alike).tolist()]
+    exact, near = (flags[1:] for flags in like_first(looks, by_text=by_text))
+    return [(row, bool(exact[row])) for row in np.flatnonzero(exact | near).tolist()]

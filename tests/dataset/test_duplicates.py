@@ -1,9 +1,21 @@
 """The join finds all near pairs that comparing every pair finds, and nothing else."""
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 
-from tasks.dataset.duplicates import ALIKE, NEAR, NEAR_FINE, Clusters, Looks, clusters_of, equal, nearly_equal
+from tasks.dataset.duplicates import (
+    ALIKE,
+    NEAR,
+    NEAR_FINE,
+    Clusters,
+    Looks,
+    clusters_of,
+    equal,
+    like_first,
+    nearly_equal,
+)
 
 
 def flipped(hashes: np.ndarray, bits: int, rng: np.random.Generator) -> np.ndarray:
@@ -49,7 +61,7 @@ def planted(rows: int, seed: int) -> Looks:
 def test_the_join_finds_what_comparing_all_pairs_finds(seed: int) -> None:
     some = planted(1500, seed)
     expected = by_brute_force(some)
-    assert (nearly_equal(some) == expected).all()
+    assert (nearly_equal(some, np.arange(len(some.coarse))) == expected).all()
     assert 250 < (expected != np.arange(1500)).sum() < 750
 
 
@@ -61,7 +73,46 @@ def test_pictures_of_one_kind_take_bounded_work() -> None:
     some.coarse[3_000:] = some.coarse[:3_000]
     some.fine[3_000:] = some.fine[:3_000]
     some.spectrum[3_000:] = some.spectrum[:3_000]
-    assert (nearly_equal(some)[3_000:] == np.arange(3_000)).all()
+    assert (nearly_equal(some, np.arange(len(some.coarse)))[3_000:] == np.arange(3_000)).all()
+
+
+def ordered(some: Looks, order: np.ndarray) -> Looks:
+    return Looks(*(getattr(some, one.name)[order] for one in fields(some)))
+
+
+def test_the_clusters_depend_neither_on_the_order_of_samples_nor_on_how_a_host_sorts() -> None:
+    """In each sorted table are stretches of equal keys that are longer than what is compared of them."""
+    rng = np.random.default_rng(3)
+    some = looks(3_000, rng)
+    some.coarse[:] = (some.coarse & np.uint64(0x3FF)) | np.uint64(0x5A5A5A5A5A << 24)
+    some.fine[:] = flipped(np.repeat(some.fine[:30], 100, axis=0).ravel(), 3, rng).reshape(-1, 3)
+    some.spectrum[:] = np.repeat(some.spectrum[:30], 100, axis=0)
+    some = ordered(some, rng.permutation(3_000))
+    found = clusters_of(some, by_text=False)[1]
+    assert 100 < len(set(found.tolist())) < 2_500
+    for _ in range(3):
+        order = rng.permutation(3_000)
+        again = order[clusters_of(ordered(some, order), by_text=False)[1]]
+        pairs = set(zip(found[order].tolist(), again.tolist(), strict=True))
+        assert len(pairs) == len(set(found.tolist())) == len(set(again.tolist()))
+
+
+@pytest.mark.parametrize("by_text", [False, True])
+def test_a_sample_is_like_another_by_the_same_rules_as_all_are_compared(by_text: bool) -> None:
+    """Row 0 stands beside an exact copy, a near one, a copy with another text and another picture; and once
+    more as pictures of one colour, which are copies of none."""
+    rng = np.random.default_rng(1)
+    some = looks(5, rng)
+    for values in (some.content, some.coarse, some.fine, some.spectrum):
+        values[:4] = values[0]
+    some.content[2] += 1
+    some.text[:3] = 7
+    exact, near = like_first(some, by_text=by_text)
+    assert exact.tolist() == [True, True, False, not by_text, False]
+    assert near.tolist() == [True, True, True, not by_text, False]
+    some.contrast[:] = 0
+    assert not np.any(like_first(some, by_text=by_text))
+    assert clusters_of(some, by_text=by_text)[1].tolist() == [0, 1, 2, 3, 4]
 
 
 def test_equal_rows_are_named_by_the_first() -> None:
