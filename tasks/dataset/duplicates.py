@@ -24,10 +24,13 @@ from numpy.typing import NDArray
 
 from tasks.dataset.formats.measures import CONSTANT, FINE_BYTES, SPECTRUM_BYTES
 
-LOOKS = ("content_hash", "text_hash", "phash", "phash_fine", "spectrum", "contrast")
-"""The statistics that show which samples are equal or nearly equal."""
+NEEDED = ("content_hash", "text_hash", "phash", "phash_fine", "spectrum")
+LOOKS = (*NEEDED, "contrast")
+"""The statistics that show which samples are equal or nearly equal; volumes have no contrast."""
 
 NEAR, NEAR_FINE, ALIKE = 6, 50, 0.992
+MOST_COMPARED = 20_000_000
+"""More samples are not compared with each other, because what they look like takes too much memory."""
 BLOCKS = 9
 BITS = 64
 MOST_PAIRS = 4
@@ -78,29 +81,44 @@ class Looks:
     @classmethod
     def of(cls, pieces: Iterable[Any], rows: int) -> Looks:
         """Read the LOOKS of tables or batches that have `rows` in all."""
-        content, text, coarse = (np.zeros(rows, np.uint64) for _ in range(3))
-        fine = np.zeros((rows, FINE_BYTES // 8), np.uint64)
-        spectrum = np.zeros((rows, SPECTRUM_BYTES), np.int8)
-        contrast = np.full(rows, np.nan, np.float32)
-        hashes = {"content_hash": content, "text_hash": text, "phash": coarse}
-        start = 0
+        looks, start = cls.unknown(rows), 0
         for piece in pieces:
-            here = slice(start, start + piece.num_rows)
-            for name, mine in hashes.items():
-                mine[here] = piece.column(name).fill_null(0).to_numpy(zero_copy_only=False)
-            fine[here] = _bytes(piece, "phash_fine", FINE_BYTES).view(np.uint64)
-            spectrum[here] = _bytes(piece, "spectrum", SPECTRUM_BYTES).view(np.int8)
-            contrast[here] = piece.column("contrast").fill_null(np.nan).to_numpy(zero_copy_only=False)
-            start = here.stop
-        return cls(content, text, coarse, fine, spectrum, contrast)
+            looks.put(np.arange(start, start + piece.num_rows), piece)
+            start += piece.num_rows
+        return looks
+
+    @classmethod
+    def unknown(cls, rows: int) -> Looks:
+        """Return the looks of so many samples of which nothing is known, for `put`."""
+        content, text, coarse = (np.zeros(rows, np.uint64) for _ in range(3))
+        return cls(
+            *(content, text, coarse),
+            np.zeros((rows, FINE_BYTES // 8), np.uint64),
+            np.zeros((rows, SPECTRUM_BYTES), np.int8),
+            np.full(rows, np.nan, np.float32),
+        )
+
+    def put(self, rows: Rows, piece: Any) -> None:
+        """Write the LOOKS of a table or batch into these rows."""
+        for name, mine in {
+            "content_hash": self.content,
+            "text_hash": self.text,
+            "phash": self.coarse,
+        }.items():
+            mine[rows] = piece.column(name).fill_null(0).to_numpy(zero_copy_only=False)
+        self.fine[rows] = _bytes(piece, "phash_fine", FINE_BYTES).view(np.uint64)
+        self.spectrum[rows] = _bytes(piece, "spectrum", SPECTRUM_BYTES).view(np.int8)
+        if "contrast" in piece.schema.names:
+            self.contrast[rows] = piece.column("contrast").fill_null(np.nan).to_numpy(zero_copy_only=False)
 
     def comparable(self, *, by_text: bool) -> tuple[Flags, Flags]:
         """Return which rows can be compared by their content, with `by_text` also by their text alone, and
         which by their look. Pictures of one colour are copies of none, because they are a fault of their
-        own."""
+        own. Volumes, which have no contrast, are not compared by their look: scans of one part of the body
+        look alike whoever the patient is."""
         is_plain = self.contrast < CONSTANT
         is_known = (self.content != 0) | (self.text != 0) if by_text else self.content != 0
-        return is_known & ~is_plain, self.spectrum.any(axis=1) & ~is_plain
+        return is_known & ~is_plain, self.spectrum.any(axis=1) & (self.contrast >= CONSTANT)
 
     def near(self, pairs: Rows) -> Rows:
         """Return the pairs (n, 2) of rows that are nearly equal."""

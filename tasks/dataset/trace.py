@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from tasks.core.errors import DataError
 from tasks.core.screen import Progress, no_progress
 from tasks.core.units import shorten
-from tasks.dataset.duplicates import LOOKS, Looks, like_first
+from tasks.dataset.duplicates import LOOKS, NEEDED, Looks, like_first
 from tasks.dataset.formats.checks import json_object
 from tasks.dataset.keys import key_of
 from tasks.dataset.quality.columns import SampleRow
@@ -316,7 +316,7 @@ def _copies(
     """Compare one sample with all others, as `duplicates` compares all with each other; nothing for a version
     from before that was measured. The first MOST are named, all are counted by split."""
     paths = {split: version / samples_name(split) for split in manifest.splits}
-    if any(not {*LOOKS} <= {*_columns(path)} for path in paths.values()):
+    if any(not {*NEEDED} <= {*_columns(path)} for path in paths.values()):
         return [], {}
     target = _row(paths[place.split], place.row)
     found: list[tuple[str, int, bool]] = []
@@ -324,7 +324,7 @@ def _copies(
     done = 0
     for split, path in paths.items():
         start = 0
-        for piece in read_pieces(path, LOOKS):
+        for piece in _pieces(path, LOOKS):
             for row, is_exact in _like_first(target, piece, by_text=manifest.modality == "chat"):
                 if (split, start + row) != place:
                     counts[split] += 1
@@ -342,7 +342,7 @@ def _copies(
 def _row(path: Path, row: int) -> Any:
     """Return one row of a table of samples as a record batch of its LOOKS."""
     start = 0
-    for piece in read_pieces(path, LOOKS):
+    for piece in _pieces(path, LOOKS):
         if row < start + piece.num_rows:
             return piece.slice(row - start, 1)
         start += piece.num_rows

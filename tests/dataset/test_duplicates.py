@@ -138,6 +138,15 @@ def test_a_conversation_is_a_copy_only_if_its_text_is_the_same() -> None:
     assert clusters_of(some, by_text=True)[1].tolist() == [0, 1, 0, 1]
 
 
+def test_volumes_that_merely_look_alike_are_no_copies() -> None:
+    some = looks(3, np.random.default_rng(0))
+    for values in (some.coarse, some.fine, some.spectrum):
+        values[:] = values[0]
+    some.contrast[:] = np.nan
+    some.content[2] = some.content[0]
+    assert clusters_of(some, by_text=False)[1].tolist() == [0, 1, 0]
+
+
 def test_what_was_not_measured_is_no_copy() -> None:
     unknown = Looks(
         *(np.zeros(3, np.uint64) for _ in range(3)),

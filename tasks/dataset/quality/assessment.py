@@ -60,16 +60,18 @@ class Cluster:
 class Assessment:
     """What was found of a version.
 
-    `copies` and `alike` count by split the samples that equal, or nearly equal, an earlier one of their
-    split; `leaked` counts those of a held-out split that equal or nearly equal one of another split, and
-    `leaks` shows such pairs. `pictures` and `captions` have what was found by name. `classes` counts the
-    samples per label, and `repeats` how many captions occur how often: `{"5": 200}` are 200 captions of five
-    samples each.
+    `is_compared` is False where the samples were not compared with each other: there are `too_many`, or the
+    tables do not record what they look like. `copies` and `alike` count by split the samples that equal, or
+    nearly equal, an earlier one of their split; `leaked` counts those of a held-out split that equal or
+    nearly equal one of another split, and `leaks` shows such pairs. `pictures` and `captions` have what was
+    found by name. `classes` counts the samples per label, and `repeats` how many captions occur how often:
+    `{"5": 200}` are 200 captions of five samples each.
     """
 
     version: str
     samples: Mapping[str, int]
     is_compared: bool = False
+    too_many: bool = False
     copies: Mapping[str, int] = field(default_factory=dict)
     alike: Mapping[str, int] = field(default_factory=dict)
     leaked: Mapping[str, int] = field(default_factory=dict)

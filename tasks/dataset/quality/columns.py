@@ -15,15 +15,13 @@ from numpy.typing import NDArray
 
 from tasks.core.errors import DataError
 from tasks.core.screen import Progress, no_progress
-from tasks.dataset.duplicates import LOOKS, Looks
+from tasks.dataset.duplicates import LOOKS, MOST_COMPARED, NEEDED, Looks
 from tasks.dataset.version.layout import samples_name
 from tasks.dataset.version.tables import DAMAGED, read_pieces
 
 NUMBERS = ("width", "height", "contrast", "sharpness", "border", "frames", "caption_length", "caption_words")
 WORDS = ("colour", "label")
 KNOWN = (*LOOKS, *NUMBERS, *WORDS)
-MOST_COMPARED = 20_000_000
-"""More samples are not compared with each other, because what they look like takes too much memory."""
 
 
 class SampleRow(NamedTuple):
@@ -91,7 +89,7 @@ def read_columns(version: Path, splits: Mapping[str, int], progress: Progress = 
                 raise DataError(f"{samples_name(split)}: not {samples:,} rows; see `tarmac verify`")
 
     looks = None
-    if there >= {*LOOKS} and total <= MOST_COMPARED:
+    if there >= {*NEEDED} and total <= MOST_COMPARED:
         looks = Looks.of(pieces(), total)
     else:
         deque(pieces(), maxlen=0)

@@ -85,6 +85,7 @@ def examine(
     found = Assessment(version.resolve().name, samples)
     if columns.looks is not None:
         found = replace(found, is_compared=True, **_copies(columns, columns.looks, manifest.modality))
+    found = replace(found, too_many=len(columns) > duplicates.MOST_COMPARED)
     found = replace(
         found,
         pictures=_pictures(columns),

@@ -81,6 +81,7 @@ def judge(
     """Return the findings, errors first. `batch_size` is that of the training, if there is one; of private
     data no examples are named."""
     findings = [
+        *_not_compared(found),
         *_leaks(found, leak_budget, is_private),
         *_copies(found, is_private),
         *_pictures(found.pictures, is_private),
@@ -89,6 +90,17 @@ def judge(
     ]
     order: Sequence[Severity] = ("error", "warning", "info")
     return sorted(findings, key=lambda finding: order.index(finding.severity))
+
+
+def _not_compared(found: Assessment) -> Iterator[Finding]:
+    if found.is_compared or not found.total:
+        return
+    why, remedy = "the version does not record what they look like", "build it again, which measures that"
+    if found.too_many:
+        why = f"{count(found.total)} are too many to be held in memory"
+        remedy = "build a dataset of a part of the source, and assess that"
+    what = f"samples were not compared, so copies and leaks between splits are unknown: {why}"
+    yield Finding("quality.not_compared", "warning", remedy, evidence={"what": what})
 
 
 def _leaks(found: Assessment, budget: float, is_private: bool) -> Iterator[Finding]:

@@ -2,7 +2,7 @@
 in the photographs alone."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -113,3 +113,19 @@ def test_copies_stay_on_one_side_if_splits_group_by_content() -> None:
     assert (leak.severity, allowed.severity) == ("error", "warning")
     assert "split.leak" not in together.codes and not together.found.leaked
     assert sum(together.found.alike.values()) == 8
+
+
+def test_samples_that_were_not_compared_are_not_said_to_have_no_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples, _ = planted("near copies")
+    monkeypatch.setattr("tasks.dataset.quality.columns.MOST_COMPARED", len(samples) - 1)
+    monkeypatch.setattr("tasks.dataset.duplicates.MOST_COMPARED", len(samples) - 1)
+    result = judged(samples, splits={"val": 0.3})
+    assert [finding.line.replace("\u202f", " ") for finding in result.findings] == [
+        "! quality.not_compared: samples were not compared, so copies and leaks between splits are unknown: "
+        f"{len(samples)} are too many to be held in memory"
+    ]
+    (earlier,) = judge(replace(result.found, too_many=False), leak_budget=0.01)
+    assert earlier.line.endswith("are unknown: the version does not record what they look like")
+    assert earlier.remedy == "build it again, which measures that"
