@@ -108,6 +108,7 @@ NOTHING = b"no"
 ANSWERS: dict[str, Answer] = {
     **{str(code): plain(f"{code} No", content=NOTHING) for code in (400, 401, 403, 404, 410, 451, 500, 503)},
     "429": plain("429 Slow Down", {"Retry-After": "1"}, NOTHING),
+    "429z": plain("429 Slow Down", {"Retry-After": "0"}, NOTHING),
     "429h": plain("429 Slow Down", {"Retry-After": "3600"}, NOTHING),
     "html": plain("200 OK", {"Content-Type": "text/html"}, b"<!doctype html><html>parked</html>"),
     "noai": plain("200 OK", {"X-Robots-Tag": "noimageindex, noai"}),

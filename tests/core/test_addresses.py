@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tasks.core.errors import UsageError
-from tasks.core.remote import addresses
+from tasks.core.remote import addresses, hosts
 from tasks.core.remote.addresses import AddressFetcher
 from tasks.core.remote.answers import BUSY_TRIES, TRIES, Unfetched
 from tests.picture_server import PictureServer, picture, picture_server
@@ -167,6 +167,43 @@ def test_a_host_that_wants_a_long_rest_is_not_waited_for(
     fetcher.announce(names, MOST)
     assert {failure(fetcher, name)[0] for name in names} == {"unreachable"}
     assert (server.asked - before).total() <= addresses.PER_HOST, "those that waited for it are not sent"
+
+
+@pytest.mark.parametrize(("limit", "value"), [("HOPELESS", 3), ("REST_S", 2.5)])
+def test_a_host_that_is_always_busy_is_left_alone(
+    limit: str, value: float, server: PictureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of the 30 addresses would be tried eight times, one after another, with a second between."""
+    monkeypatch.setattr(hosts, limit, value)
+    fetcher, host = AddressFetcher(tmp_path, workers=64), f"127.0.0.7:{server.port}"
+    names = [f"http://{host}/429/{number}.jpg" for number in range(30)]
+    before, began = server.asked, time.monotonic()
+    fetcher.announce(names, MOST)
+    problems = {failure(fetcher, name) for name in names}
+    assert problems == {("unreachable", f"{host} is busy: it refuses all requests for now")}
+    assert time.monotonic() - began < 8 and (server.asked - before).total() <= 6
+    fetcher.close()
+
+
+def test_a_host_that_is_busy_now_and_then_is_not_left_alone(
+    server: PictureServer, fetcher: AddressFetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it answers in between that it does not have a file."""
+    monkeypatch.setattr(hosts, "HOPELESS", 2)
+    address = server.on("127.0.0.8")
+    for number in range(3):
+        fetcher.announce([f"{address}/until/1/429z/{number}.jpg"], MOST)
+        assert failure(fetcher, f"{address}/404/{number}.jpg")[0] == "gone"
+        assert fetcher.fetch(f"{address}/until/1/429z/{number}.jpg", MOST) == picture(number)
+
+
+def test_a_busy_host_that_asks_for_no_rest_gets_one_that_grows(
+    server: PictureServer, fetcher: AddressFetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(addresses, "PAUSE_S", 0.1)
+    began = time.monotonic()
+    assert fetcher.fetch(f"{server.on('127.0.0.9')}/until/4/429z/1.jpg", MOST) == picture(1)
+    assert time.monotonic() - began > 0.1 + 0.2 + 0.4 + 0.8
 
 
 def test_a_name_that_nobody_knows(

@@ -8,7 +8,8 @@ that wait for it stay in memory up to IN_MEMORY, and then in temporary files.
 
 No address holds up the others. Each try has a limit in total (TRY_S), whatever trickles in. A host has a
 number of requests at once, which halves when it answers that it is busy; it then rests for as long as it asks
-for. A host that has answered nothing for some time and fails for many addresses is left alone for a while.
+for. A host that fails for many addresses, because it answers nothing or is busy all the time, is left alone for
+a while.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ CONNECT_S = 5.0
 STALL_S = 10.0
 """A request fails if it receives no byte for this long."""
 PAUSE_S = 0.5
-"""The pause before the second try; it doubles before each further one."""
+"""The pause before the second try, or the least rest of a busy host; it doubles before each further one."""
 STARTED = 4096
 """Addresses that are fetched, or wait for their host, at once."""
 IN_MEMORY = 64 << 20
@@ -245,6 +246,8 @@ class AddressFetcher:
                 return await self._try(fetch, host)
             except TryAgain as failed:
                 tried += 1
+                if failed.rest_s is not None:
+                    host.require_hope()
                 if tried >= min(failed.tries, self._tries):
                     host.failed(failed.is_silent)
                     times = f", tried {tried} times" if tried > 1 else ""
@@ -261,10 +264,11 @@ class AddressFetcher:
                 await asyncio.sleep(rest_s + random.random() * PAUSE_S)
             host.require_hope()
             async with self._slots:
+                began = time.monotonic()
                 return await self._request(fetch, host)
         except TryAgain as failed:
             if failed.rest_s is not None:
-                host.is_busy(failed.rest_s)
+                host.is_busy(failed.rest_s, PAUSE_S, began)
             raise
         finally:
             host.leave()
@@ -285,7 +289,10 @@ class AddressFetcher:
                         limit.reschedule(began + limit_s)
             host.served()
             return received
-        except (Unfetched, TryAgain):
+        except Unfetched:
+            host.copes()
+            raise
+        except TryAgain:
             raise
         except Exception as error:  # noqa: BLE001 - a client raises what it likes; all of it is judged
             raise judged(error, host.name, self._has_answer) from None

@@ -1,7 +1,8 @@
 """Web hosts as a table's addresses name them: how each is found, and how many requests at once it gets.
 
 Nobody knows beforehand what a host can take, so it gets many requests at once until it answers that it is
-busy. A host that is down would cost a wait for each of its addresses, so it is left alone after some of them.
+busy. A host that is down, or stays busy, would cost a wait for each of its addresses, so it is left alone after
+some of them.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ LONGEST_REST_S = 60.0
 ROUNDS = 8
 """Files for each request at once before a host that was busy gets one more of these."""
 HOPELESS = 8
-"""Failed addresses in a row, none of them answered, after which a host is left alone for REST_S."""
+"""Failed addresses in a row, none of them answered, or rests in a row of a busy host that serves
+nothing in between, after which a host is left alone for REST_S."""
 REST_S = 300.0
+"""Rests in a row take no longer than this in all, either."""
 ANSWERED_S = 60.0
 """A host that has answered this recently is not left alone."""
 
@@ -39,6 +42,8 @@ class WebHost:
     permits: int = 0
     files: int = 0
     failures: int = 0
+    rests: int = 0
+    rested_s: float = 0.0
     answered_at: float = float("-inf")
     rests_until: float = float("-inf")
     silent_until: float = float("-inf")
@@ -60,20 +65,34 @@ class WebHost:
     def served(self) -> None:
         """Note a file; after ROUNDS rounds of them one more request at once is tried."""
         self.files += 1
+        self.copes()
         if self.limit < self.most and self.files % (ROUNDS * self.limit) == 0:
             self.limit += 1
             if self.permits < self.limit:
                 self.permits += 1
                 self.semaphore.release()
 
-    def is_busy(self, rest_s: float) -> None:
-        """Rest, and halve the requests at once, but only once for all that were under way."""
+    def copes(self) -> None:
+        """Note an answer that is a file, or that there is none."""
+        self.rests, self.rested_s = 0, 0.0
+
+    def is_busy(self, asked_s: float, pause_s: float, began: float) -> None:
+        """Rest for as long as the host asks for, but for at least `pause_s`, doubled at each further rest in a
+        row. A request that `began` before the last rest counts with that one, so the requests at once are halved
+        once for all that were under way. The host stays hopeless until it copes: when it has been left alone,
+        one more such answer is enough."""
         now = time.monotonic()
-        if now >= self.rests_until:
+        if asked_s > LONGEST_REST_S:
+            return self.leave_alone(now + asked_s, f"{self.name} asks to come back in {asked_s:,.0f} s")
+        if began >= self.rests_until:
             self.limit = max(1, self.limit // 2)
-        self.rests_until = max(self.rests_until, now + rest_s)
-        if rest_s > LONGEST_REST_S:
-            self.leave_alone(now + rest_s, f"{self.name} asks to come back in {rest_s:,.0f} s")
+            self.rests = min(self.rests + 1, HOPELESS)
+            asked_s = max(asked_s, min(pause_s * 2 ** (self.rests - 1), LONGEST_REST_S))
+        further_s = max(0.0, now + asked_s - max(now, self.rests_until))
+        if self.rests == HOPELESS or self.rested_s + further_s > REST_S:
+            return self.leave_alone(now + REST_S, f"{self.name} is busy: it refuses all requests for now")
+        self.rests_until = max(self.rests_until, now + asked_s)
+        self.rested_s += further_s
 
     def failed(self, is_silent: bool) -> None:
         """Note an address that was given up."""
