@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,6 +17,7 @@ from tasks.core.errors import UsageError
 from tasks.core.schema import Config
 from tasks.dataset.building.builder import build
 from tasks.dataset.init import config_text, survey
+from tasks.dataset.sources.tabular import open_table
 from tasks.dataset.version import versions
 from tasks.dataset.version.manifest import read_manifest
 from tasks.loader.indexed import IndexedReader
@@ -63,6 +65,41 @@ def test_names_of_classes_and_splits_come_from_the_tables(
             assert bytes(members["txt"]).decode() == f"a photo of a {fields['label']}"
     left = training_left(config, None)
     assert left is not None and left.doubts == ()
+
+
+CLASS = {"names": NAMES, "_type": "ClassLabel"}
+TEXT = {"dtype": "string", "_type": "Value"}
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"label": CLASS, "captions": [TEXT], "tags": [CLASS]},
+        {
+            "label": CLASS,
+            "captions": {"feature": TEXT, "_type": "List"},
+            "tags": {"feature": CLASS, "_type": "List"},
+        },
+        {"tags": {"feature": CLASS, "length": -1, "_type": "Sequence"}, "label": CLASS, "other": "strange"},
+    ],
+)
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_names_are_read_beside_columns_of_any_form(kind: str, about: Any, tmp_path: Path) -> None:
+    """Older versions of `datasets` wrote a list as a JSON list of one feature."""
+    columns = {"label": [1, 0, -1], "captions": [["a"], [], ["b", "c"]], "tags": [[2, 0], None, [-1]]}
+    table = pa.table(columns).replace_schema_metadata(
+        {"huggingface": json.dumps({"info": {"features": about}})}
+    )
+    path = tmp_path / f"t.{kind}"
+    if kind == "parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table)
+    rows = [row.fields for row in open_table(path, "dataset.source.path").rows]
+    assert [row["label"] for row in rows] == ["dog", "cat", None]
+    assert [row["tags"] for row in rows] == [["tall ship", "cat"], None, [None]]
+    assert [row["captions"] for row in rows] == columns["captions"]
 
 
 def config_of(folder: Path, *overrides: str) -> Config:

@@ -8,8 +8,8 @@ that wait for it stay in memory up to IN_MEMORY, and then in temporary files.
 
 No address holds up the others. Each try has a limit in total (TRY_S), whatever trickles in. A host has a
 number of requests at once, which halves when it answers that it is busy; it then rests for as long as it asks
-for. A host that fails for many addresses, because it answers nothing or is busy all the time, is left alone for
-a while.
+for. A host that fails for many addresses, because it answers nothing or is busy all the time, is left alone
+for a while.
 """
 
 from __future__ import annotations

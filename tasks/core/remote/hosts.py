@@ -1,8 +1,8 @@
 """Web hosts as a table's addresses name them: how each is found, and how many requests at once it gets.
 
 Nobody knows beforehand what a host can take, so it gets many requests at once until it answers that it is
-busy. A host that is down, or stays busy, would cost a wait for each of its addresses, so it is left alone after
-some of them.
+busy. A host that is down, or stays busy, would cost a wait for each of its addresses, so it is left alone
+after some of them.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ class WebHost:
         self.rests, self.rested_s = 0, 0.0
 
     def is_busy(self, asked_s: float, pause_s: float, began: float) -> None:
-        """Rest for as long as the host asks for, but for at least `pause_s`, doubled at each further rest in a
-        row. A request that `began` before the last rest counts with that one, so the requests at once are halved
-        once for all that were under way. The host stays hopeless until it copes: when it has been left alone,
-        one more such answer is enough."""
+        """Rest for as long as the host asks for, but for at least `pause_s`, doubled at each further rest in
+        a row. A request that `began` before the last rest counts with that one, so the requests at once are
+        halved once for all that were under way. The host stays hopeless until it copes: when it has been left
+        alone, one more such answer is enough."""
         now = time.monotonic()
         if asked_s > LONGEST_REST_S:
             return self.leave_alone(now + asked_s, f"{self.name} asks to come back in {asked_s:,.0f} s")

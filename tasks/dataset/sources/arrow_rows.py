@@ -3,7 +3,7 @@
 Columns of bytes are not converted, except for the image's and those that are used as texts: some writers
 (Spark, Impala) do not mark a column's bytes as UTF-8. A value that a file holds once for many rows (a
 dictionary) is held once here too, and becomes a row's value when that row is returned. A number of Hugging
-Face's `ClassLabel` becomes the name of its class, which the schema holds.
+Face's `ClassLabel`, also in a list, becomes the name of its class, which the schema holds.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -21,6 +22,8 @@ from tasks.dataset.sources.raw_files import unreachable
 
 TORN = object()
 """A cell that cannot be converted to a Python value."""
+LISTS = ("Sequence", "List", "LargeList")
+"""The types of Hugging Face's features that hold a list of one other feature."""
 
 
 class ArrowRows(ABC):
@@ -78,24 +81,38 @@ class ArrowRows(ABC):
     def _cells(self, name: str, column: Any) -> Iterator[Any]:
         values = _values(column)
         if name in self._classes:
-            return map(self._classes[name].get, values)
+            return map(partial(_named, self._classes[name]), values)
         if name not in self._texts:
             return values
         return (_text(value) if isinstance(value, bytes) else value for value in values)
 
 
 def class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, dict[int, str]]:
-    """Return the class names of each `ClassLabel` column by number, from the `huggingface` entry of a
-    schema's metadata, as `datasets` writes it; -1 stands for no label there."""
+    """Return the class names by number of each column of a `ClassLabel`, or of lists of one, from the
+    `huggingface` entry of a schema's metadata, as `datasets` writes it; -1 stands for no label there."""
     try:
-        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
-        return {
-            column: dict(enumerate(map(str, feature["names"])))
-            for column, feature in features.items()
-            if feature.get("_type") == "ClassLabel"
-        }
-    except (KeyError, TypeError, ValueError, AttributeError):  # no metadata, or in another form
+        features = dict(json.loads((metadata or {})[b"huggingface"])["info"]["features"])
+    except (KeyError, TypeError, ValueError):  # no metadata, or in another form
         return {}
+    named = {column: _names(feature) for column, feature in features.items()}
+    return {column: names for column, names in named.items() if names}
+
+
+def _names(feature: Any) -> dict[int, str]:
+    """Return the class names of a column's feature; {} where it has none. A list was written as a JSON list
+    of one feature before it got a type of its own."""
+    if isinstance(feature, list) and len(feature) == 1:
+        return _names(feature[0])
+    if not isinstance(feature, dict):
+        return {}
+    if feature.get("_type") in LISTS:
+        return _names(feature.get("feature"))
+    names = feature.get("names") if feature.get("_type") == "ClassLabel" else None
+    return dict(enumerate(map(str, names))) if isinstance(names, list) else {}
+
+
+def _named(names: Mapping[int, str], value: Any) -> Any:
+    return [names.get(one) for one in value] if isinstance(value, list) else names.get(value)
 
 
 def failure(error: Exception, place: str, problem: str, message: str) -> DataError:
