@@ -16,10 +16,10 @@ from tasks.core.findings import Finding, Severity
 from tasks.core.schema import Config
 from tasks.core.units import counted
 from tasks.dataset.quality.assessment import ASSESSMENT
-from tasks.dataset.quality.verdict import judge_by, lines_of
+from tasks.dataset.quality.verdict import Terms, lines_of, version_findings
 from tasks.stage import StageResult, artifact_key, best_effort, shown
 
-EXAMINE = "tasks.dataset.quality.examine:examine_version"
+EXAMINE = "tasks.dataset.quality.examine:assess_version"
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def assess(config: Config, version: Path) -> StageResult[Assessed]:
             raise
         except TarmacError as error:
             return stage.result(f"not assessed: {first_line(error)}", Assessed(()), "unchanged")
-        findings = judge_by(config, ASSESSMENT.validate_python(answer))
+        findings = version_findings(version, ASSESSMENT.validate_python(answer), Terms.of(config))
         best_effort(
             create_table_artifact,
             [{"severity": one.severity, "code": one.code, **one.where, **one.evidence} for one in findings],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from prefect.artifacts import create_table_artifact
@@ -16,6 +16,7 @@ from tasks.core.schema import Config
 from tasks.core.units import counted
 from tasks.dataset.building import freshness
 from tasks.dataset.building.conversion.result import BuildResult
+from tasks.dataset.quality.verdict import Terms
 from tasks.dataset.version import versions
 from tasks.stage import StageResult, artifact_key, best_effort, is_transient, shown
 
@@ -103,7 +104,8 @@ def publish(config: Config, version: Path) -> StageResult[Published]:
             has_changed = is_switched or sent["uploaded"] > 0
         if is_switched or not (output / "look.html").exists():
             try:
-                stage.call("tasks.dataset.preview.page:write_beside", {"version": str(version)}, private)
+                page = {"version": str(version), "terms": asdict(Terms.of(config))}
+                stage.call("tasks.dataset.preview.page:write_beside", page, private)
             except Withdrawn:
                 raise
             except TarmacError as error:  # the version is current without its page, too

@@ -154,7 +154,8 @@ def look(
     judged = replace(report, findings=[*report.findings, *made.findings])
     if as_json:
         facts = {"look": str(page), "version": version.name, "shown": made.shown, "faulty": made.faulty}
-        print_json({**judged.to_json(), **facts})
+        judged_by = {"leak_budget": made.terms.leak_budget, "batch_size": made.terms.batch_size}
+        print_json({**judged.to_json(), **facts, "judged_by": judged_by})
     else:
         say(str(page))
         for line in _doubts(report, made, shlex.quote(dataset)):
@@ -188,6 +189,8 @@ def _doubts(report: Report, made: WrittenPage, dataset: str) -> Iterator[str]:
     yield from (finding.line for finding in made.findings if finding.severity == "error")
     if warnings := sum(finding.severity == "warning" for finding in made.findings):
         yield f"! {counted(warnings, 'warning')} about what the samples are worth: see the tab Quality"
+    if made.findings:
+        yield f"  judged by {made.terms}; tarmac build CONFIG judges by its config"
 
 
 def repair(

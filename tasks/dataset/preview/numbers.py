@@ -7,7 +7,7 @@ steps, so that memory does not grow with the dataset.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -23,7 +23,7 @@ from tasks.core.charts import BarLayout, Bars, layout_bars
 from tasks.core.errors import DataError
 from tasks.core.screen import Progress, no_progress
 from tasks.core.units import count, counted, number, percent
-from tasks.dataset.sample_reader import SampleReader, spread
+from tasks.dataset.quality.examine import CONTEXT, CountTokens, some_captions
 from tasks.dataset.version.layout import samples_name
 from tasks.dataset.version.tables import DAMAGED, ShardRecord, read_pieces
 
@@ -42,11 +42,6 @@ FIGURES: Mapping[str, float] = {"lowest": 0.0, "1 %": 0.01, "median": 0.5, "99 %
 PLACES = ("shard", "row")
 """Columns that say where a sample is, not what it is."""
 
-CountTokens = Callable[[str], int]
-CONTEXT = 77
-"""Tokens that CLIP's text encoder reads; the rest of a caption is cut off."""
-CAPTIONS = 2000
-"""Evenly spread captions whose tokens are counted."""
 TOKENIZED = ("image_text", "reinforced")
 
 TITLES: Mapping[str, tuple[str, str]] = {
@@ -152,7 +147,7 @@ class NumberColumn:
     splits: Mapping[str, Distribution]
 
 
-def read_columns(
+def read_distributions(
     version: Path, splits: Sequence[str], modality: str, progress: Progress = no_progress
 ) -> list[NumberColumn]:
     """Return the columns of these splits that hold any number; DataError if a table cannot be read."""
@@ -195,17 +190,13 @@ def _schema(path: Path) -> tuple[list[str], int]:
 
 
 def token_lengths(version: Path, samples: Mapping[str, int], count_tokens: CountTokens) -> Distribution:
-    """Count the tokens of captions spread evenly over all splits; unreadable captions are left out."""
-    found = []
-    total = sum(samples.values())
+    """Count the tokens of captions spread evenly over all splits; unreadable captions are left out, and those
+    of a split without a sound index, which the gallery reports."""
+    found: list[int] = []
     for split, number_of in samples.items():
-        try:
-            reader = SampleReader(version, split)
-        except DataError:
-            continue  # the gallery reports it
-        for row in spread(min(number_of, len(reader)), max(1, CAPTIONS * number_of // max(1, total))):
-            with suppress(DataError, KeyError):  # the gallery and verify report such samples
-                found.append(count_tokens(reader.read(row).members["txt"].decode("utf-8", "replace")))
+        with suppress(DataError):
+            _, captions = some_captions(version, {split: number_of}, sum(samples.values()))
+            found += map(count_tokens, captions)
     return Distribution(values=np.array(found))
 
 

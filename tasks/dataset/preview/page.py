@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from tasks.core.charts import BarLayout
 from tasks.core.errors import DataError, UsageError
@@ -26,14 +27,13 @@ from tasks.dataset.preview import numbers
 from tasks.dataset.preview.faults import Checked, Faults, commands, faults_of, faulty_tiles, is_built
 from tasks.dataset.preview.likeness_map import MODALITIES as MAPPED
 from tasks.dataset.preview.likeness_map import LikenessMap, likeness_map
-from tasks.dataset.preview.numbers import CountTokens
 from tasks.dataset.preview.quality_tab import Exhibits, QualityTab, add_exhibits, quality_of
 from tasks.dataset.preview.samples import choose_rows
 from tasks.dataset.preview.tiles import SHOWN, Tile, legible, origins_of, read_tile, without_folder
-from tasks.dataset.quality.assessment import kept_assessment
-from tasks.dataset.quality.examine import examine, keep
+from tasks.dataset.quality.assessment import ASSESSMENT
+from tasks.dataset.quality.examine import CountTokens, assess_version
 from tasks.dataset.quality.scored import kept_scores, score_chart
-from tasks.dataset.quality.verdict import judge
+from tasks.dataset.quality.verdict import Terms, version_findings
 from tasks.dataset.sample_reader import SampleReader
 from tasks.dataset.version.build_info import read_build_info
 from tasks.dataset.version.layout import CURRENT, SHARDS, linked, resolve
@@ -42,6 +42,7 @@ from tasks.dataset.version.rejects import RejectGroup, count_groups, read_groups
 from tasks.dataset.version.tables import read_shards
 
 LEAK_BUDGET: float = Dataset.model_fields["leak_budget"].default
+USUAL = Terms(LEAK_BUDGET)
 NO_TOKENS = "Tokens per caption are left out: tarmac look DATASET counts them where open_clip is installed."
 
 
@@ -65,7 +66,9 @@ class Content:
     no_tokens: str = ""
     missing: list[str] = field(default_factory=list)
     faults: Faults | None = None
-    leak_budget: float = LEAK_BUDGET
+    terms: Terms = USUAL
+    """By what the quality is judged: without a config by the build's leak budget and a usual batch size."""
+    has_config: bool = False
     quality: QualityTab | None = None
     map: LikenessMap | None = None
 
@@ -74,13 +77,14 @@ class Content:
 class WrittenPage:
     """A page that was written, with the number of samples on it and of those that could not be shown
     completely. `next` is the command that repairs the faults verify found, or empty; `findings` are those on
-    what the samples are worth."""
+    what the samples are worth, judged by `terms`."""
 
     path: Path
     shown: int
     faulty: int
     next: str = ""
     findings: Sequence[Finding] = ()
+    terms: Terms = USUAL
 
 
 def write_look(
@@ -90,13 +94,14 @@ def write_look(
     count_tokens: CountTokens | None = None,
     progress: Progress = no_progress,
     checked: Checked | None = None,
+    terms: Terms | None = None,
 ) -> WrittenPage:
     """Write the page of a version to `out`; OSError if it cannot be written.
 
     `count_tokens` counts the tokens of a caption; without it the page states that token counts are left out.
-    `checked` is verify's report; without it there is no tab of faults.
+    `checked` is verify's report; without it there is no tab of faults. `terms` are those of a config.
     """
-    content = gather_page(version, count_tokens, progress, checked)
+    content = gather_page(version, count_tokens, progress, checked, terms)
     text = render(
         "dataset/look.html",
         content=content,
@@ -114,12 +119,12 @@ def write_look(
     tiles = [one for tiles in content.gallery.values() for one in tiles]
     faulty = sum(bool(tile.faults) for tile in tiles)
     findings = content.quality.findings if content.quality else ()
-    return WrittenPage(out, len(tiles), faulty, steps[0][0] if steps else "", findings)
+    return WrittenPage(out, len(tiles), faulty, steps[0][0] if steps else "", findings, content.terms)
 
 
-def write_beside(version: Path, progress: Progress = no_progress) -> None:
-    """Write the page of a version to its usual place, without a tab of faults."""
-    write_look(version, page_path(version), progress=progress)
+def write_beside(version: Path, terms: dict[str, Any], progress: Progress = no_progress) -> None:
+    """Write the page of a version to its usual place, without a tab of faults; `terms` as JSON."""
+    write_look(version, page_path(version), progress=progress, terms=Terms(**terms))
 
 
 def page_path(version: Path) -> Path:
@@ -153,10 +158,12 @@ def gather_page(
     count_tokens: CountTokens | None = None,
     progress: Progress = no_progress,
     checked: Checked | None = None,
+    terms: Terms | None = None,
 ) -> Content:
     """Read everything on the page from the version's folder."""
-    content = Content()
+    content = Content(has_config=terms is not None)
     _add_build(content, version)
+    content.terms = terms or content.terms
     try:
         manifest = content.manifest = read_manifest(version)
     except DataError as error:
@@ -170,7 +177,7 @@ def gather_page(
             _add_numbers(content, manifest, version, progress)
         if manifest.accepted:
             with _noted(content, version, "What the samples are worth is not shown"):
-                _add_quality(content, manifest, version, count_tokens, progress)
+                _add_quality(content, manifest, version, progress)
         with _noted(content, version, "No shards are shown"):
             content.shard_charts = numbers.shard_charts(read_shards(version))
         if not content.private:
@@ -214,32 +221,27 @@ def _add_build(content: Content, version: Path) -> None:
         )
         return
     content.built = info.built
-    content.leak_budget = info.dataset.get("leak_budget", LEAK_BUDGET)
+    content.terms = Terms(info.dataset.get("leak_budget", LEAK_BUDGET))
     if info.private:
         content.private = (
             "The dataset is private (dataset.private): counts only. No sample was opened to be shown."
         )
 
 
-def _add_quality(
-    content: Content, manifest: Manifest, version: Path, count_tokens: CountTokens | None, progress: Progress
-) -> None:
-    """Add what the assessment found, which is made and kept now if there is none."""
-    found = kept_assessment(version)
-    if found is None:
-        found = examine(version, manifest, count_tokens, progress)
-        if count_tokens is not None and home(version) != version:
-            with suppress(OSError):  # it is only kept to be faster the next time
-                keep(version, found)
+def _add_quality(content: Content, manifest: Manifest, version: Path, progress: Progress) -> None:
+    """Add what the assessment found, which is made now if there is none."""
+    found = ASSESSMENT.validate_python(assess_version(version, progress))
     is_private = bool(content.private)
-    findings = judge(found, leak_budget=content.leak_budget, is_private=is_private)
-    tab = content.quality = quality_of(found, findings, content.columns, is_private)
+    terms = replace(content.terms, is_private=is_private)
+    tab = content.quality = quality_of(
+        found, version_findings(version, found, terms), content.columns, is_private
+    )
     if not is_private and manifest.modality in SHOWN:
         add_exhibits(tab, found, Exhibits(version, manifest.modality), progress)
 
 
 def _add_numbers(content: Content, manifest: Manifest, version: Path, progress: Progress) -> None:
-    content.columns = numbers.read_columns(version, list(manifest.splits), manifest.modality, progress)
+    content.columns = numbers.read_distributions(version, list(manifest.splits), manifest.modality, progress)
     content.charts = numbers.column_charts(content.columns)
     scores = kept_scores(version)
     chart = None if scores is None else score_chart(scores)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import yaml
@@ -22,7 +22,8 @@ from tasks.core.screen import Progress
 from tasks.core.units import count, counted, percent
 from tasks.dataset.preview.numbers import NumberColumn, merged
 from tasks.dataset.preview.tiles import ORIGIN, Tile, compact_tile, legible
-from tasks.dataset.quality.assessment import BLURRED, BORDER, Assessment, Cluster, Found, ShownSample
+from tasks.dataset.quality.assessment import Assessment, Cluster, Found, ShownSample
+from tasks.dataset.quality.kinds import CAPTION_KINDS, PICTURE_KINDS, ProposedFilter, QualityKind
 from tasks.dataset.sample_reader import SampleReader
 from tasks.dataset.version.tables import SampleOrigin
 
@@ -45,61 +46,18 @@ NOTE, LINE = 100, 300
 """The most characters of a text that samples have in common, and of a line of evidence."""
 
 
-@dataclass(frozen=True)
-class KindTitle:
-    """The heading of a kind of samples, what a tile's value is called, and where the note of an example
-    belongs: to each tile, or to the heading because all share it."""
-
-    title: str
-    value: str = ""
-    note: Literal["tile", "heading", "nowhere"] = "tile"
-
-
-PICTURES: Mapping[str, KindTitle] = {
-    "constant": KindTitle("Of one colour", "contrast"),
-    "blurred": KindTitle("Without detail", "sharpness"),
-    "bordered": KindTitle("Inside a border or bar", "border"),
-    "animated": KindTitle("Animations", "pictures"),
-    "cmyk": KindTitle("In CMYK"),
-    "deep": KindTitle("With 16 bits per channel"),
-    "profile": KindTitle("With another colour profile than sRGB"),
-}
-CAPTIONS: Mapping[str, KindTitle] = {
-    "empty": KindTitle("Captions that say nothing"),
-    "boilerplate": KindTitle("Captions with a common beginning or end", note="heading"),
-    "language": KindTitle("Captions in another language than most", note="nowhere"),
-    "truncated": KindTitle("Captions that CLIP cuts off"),
-}
-"""The kinds of an assessment, in the order of the page."""
-
-
-@dataclass(frozen=True)
-class ProposedFilter:
-    """A proposed filter: a statistic's lowest value, or the highest if `is_most`."""
-
-    name: str
-    limit: float
-    is_most: bool = False
-
-    @property
-    def text(self) -> str:
-        limit = f"{{max: {self.limit:g}}}" if self.is_most else f"{self.limit:g}"
-        return f"filter: {{{self.name}: {limit}}}"
-
-
-RULES = (
-    ProposedFilter("contrast", 2),
-    ProposedFilter("sharpness", BLURRED),
-    ProposedFilter("border", BORDER, is_most=True),
-    ProposedFilter("frames", 1, is_most=True),
-    ProposedFilter("caption_words", 1),
-)
+RULES = [
+    one.filter
+    for one in (*PICTURE_KINDS, *CAPTION_KINDS)
+    if one.filter is not None and not isinstance(one.filter.limit, Sequence)
+]
+"""The filters whose effect is shown."""
 
 
 @dataclass(frozen=True)
 class RuleEffect:
-    """What a filter would leave out, as shares of the samples: all, and among them those without a value.
-    `levels` are limits that would leave out the LEVELS of the samples with a value."""
+    """What a filter would leave out, as a share of the samples, and the share of those without a value, which
+    stay. `levels` are limits that would leave out the LEVELS of the samples with a value."""
 
     rule: ProposedFilter
     title: str
@@ -215,17 +173,16 @@ def class_bars(classes: Mapping[str, int], is_private: bool) -> list[ClassBar]:
 
 
 def effect_of(rule: ProposedFilter, columns: Sequence[NumberColumn]) -> RuleEffect | None:
-    """Return what a filter would leave out, by the distribution of its statistic; None without one. A sample
-    without a value does not pass a filter."""
+    """Return what a filter would leave out, by the distribution of its statistic; None without one."""
     column = next((one for one in columns if one.name == rule.name), None)
-    if column is None:
+    if column is None or isinstance(rule.limit, Sequence):
         return None
     of_all = merged(list(column.splits.values()))
     values, samples = of_all.values, of_all.total + of_all.missing
     fails = values > rule.limit if rule.is_most else values < rule.limit
     unknown = of_all.missing / samples
     levels = [of_all.quantile(1 - share if rule.is_most else share) for share in LEVELS]
-    left_out = unknown + (1 - unknown) * float(np.mean(fails))
+    left_out = (1 - unknown) * float(np.mean(fails))
     return RuleEffect(rule, column.title, column.unit, left_out, unknown, levels)
 
 
@@ -255,8 +212,8 @@ def add_exhibits(tab: QualityTab, found: Assessment, exhibits: Exhibits, progres
     others = [(cluster, False) for cluster in found.clusters if _first(cluster) not in known]
     clusters = [*leaks, *others][:GROUPS]
     tab.shown_copies = {(one.split, one.row) for cluster, _ in clusters for one in cluster.members}
-    pictures = [(found.pictures[name], kind) for name, kind in PICTURES.items() if name in found.pictures]
-    captions = [(found.captions[name], kind) for name, kind in CAPTIONS.items() if name in found.captions]
+    pictures = [(found.pictures[one.name], one) for one in PICTURE_KINDS if one.name in found.pictures]
+    captions = [(found.captions[one.name], one) for one in CAPTION_KINDS if one.name in found.captions]
     done, total = 0, len(clusters) + len(pictures) + len(captions)
 
     def counted_off(group: TileGroup) -> TileGroup:
@@ -289,7 +246,7 @@ def _copies(cluster: Cluster, is_leak: bool, exhibits: Exhibits) -> TileGroup:
     )
 
 
-def _worst(found: Found, kind: KindTitle, exhibits: Exhibits) -> TileGroup:
+def _worst(found: Found, kind: QualityKind, exhibits: Exhibits) -> TileGroup:
     examples = found.examples[:WORST]
     title = f"{kind.title}: {count(found.count)} of {count(found.of)} ({percent(found.share)})"
     shared = examples[0].note if kind.note == "heading" else ""

@@ -6,20 +6,17 @@ numpy nor Arrow.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from pydantic import TypeAdapter
 
 from tasks.core.files import read_json
 from tasks.dataset.version.layout import QUALITY
 
-FORMAT = 1
-BLURRED = 0.3
-"""Less sharpness than this has a picture without detail at the size that models look at."""
-BORDER = 0.15
-"""More border than this has a picture in a frame, or with a bar."""
+TRAIN = "train"
 
 
 @dataclass(frozen=True)
@@ -63,9 +60,10 @@ class Assessment:
     `is_compared` is False where the samples were not compared with each other: there are `too_many`, or the
     tables do not record what they look like. `copies` and `alike` count by split the samples that equal, or
     nearly equal, an earlier one of their split; `leaked` counts those of a held-out split that equal or
-    nearly equal one of another split, and `leaks` shows such pairs. `pictures` and `captions` have what was
-    found by name. `classes` counts the samples per label, and `repeats` how many captions occur how often:
-    `{"5": 200}` are 200 captions of five samples each.
+    nearly equal one that is trained on, and `leaks` shows such pairs, some of each split. `pictures` and
+    `captions` have what was found by the names of `kinds`. `classes` counts the samples per label, and
+    `repeats` how many captions occur how often: `{"5": 200}` are 200 captions of five samples each. `judges`
+    are the optional packages that took part.
     """
 
     version: str
@@ -81,11 +79,21 @@ class Assessment:
     captions: Mapping[str, Found] = field(default_factory=dict)
     classes: Mapping[str, int] = field(default_factory=dict)
     repeats: Mapping[str, int] = field(default_factory=dict)
-    format: int = FORMAT
+    judges: Sequence[str] = ()
+    format: Literal[2] = 2
 
     @property
     def total(self) -> int:
         return sum(self.samples.values())
+
+    @property
+    def trained(self) -> str:
+        return trained_split(self.samples)
+
+
+def trained_split(splits: Collection[str]) -> str:
+    """Return the split that is trained on: the first if none is named train."""
+    return TRAIN if TRAIN in splits else next(iter(splits))
 
 
 def path_of(version: Path) -> Path:

@@ -22,6 +22,8 @@ from tasks.dataset.version.tables import DAMAGED, read_pieces
 NUMBERS = ("width", "height", "contrast", "sharpness", "border", "frames", "caption_length", "caption_words")
 WORDS = ("colour", "label")
 KNOWN = (*LOOKS, *NUMBERS, *WORDS)
+MOST_WORDS = 1000
+"""More different labels than this are no classes, and are not kept."""
 
 
 class SampleRow(NamedTuple):
@@ -36,7 +38,8 @@ class SampleColumns:
     """The statistics of all samples of a version, split after split; only those that its tables have.
 
     `numbers` are float32 with NaN for what is unknown. `words` hold a code per sample and the words by code;
-    -1 is unknown. `looks` are None for a version without them.
+    -1 is unknown; of a statistic with more than MOST_WORDS, they hold only some. `looks` are None for a
+    version without them.
     """
 
     splits: Mapping[str, int]
@@ -60,7 +63,9 @@ class SampleColumns:
         raise IndexError(number)
 
 
-def read_columns(version: Path, splits: Mapping[str, int], progress: Progress = no_progress) -> SampleColumns:
+def read_statistics(
+    version: Path, splits: Mapping[str, int], progress: Progress = no_progress
+) -> SampleColumns:
     """Read what there is of the statistics; `splits` has the number of samples per split. DataError if a
     table cannot be read, or holds another number of samples."""
     there = set.intersection(*(_columns_of(version / samples_name(split)) for split in splits), {*KNOWN})
@@ -81,6 +86,8 @@ def read_columns(version: Path, splits: Mapping[str, int], progress: Progress = 
                     column = piece.column(name).cast(pa.float32()).fill_null(np.nan)
                     numeric[rows] = column.to_numpy(zero_copy_only=False)
                 for name, (of_samples, known) in codes.items():
+                    if len(known) > MOST_WORDS:
+                        continue
                     of_samples[rows] = _codes(piece.column(name), known)
                 yield piece
                 start = rows.stop

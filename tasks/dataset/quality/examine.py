@@ -8,10 +8,13 @@ samples. The result is facts, which `verdict` judges.
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from importlib.util import find_spec
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from numpy.typing import NDArray
 
 from tasks.core.errors import DataError
 from tasks.core.files import write_json
+from tasks.core.quarantine_file import home
 from tasks.core.screen import Progress, no_progress
 from tasks.core.tokens import caption_counter
 from tasks.core.units import shorten
@@ -28,49 +32,55 @@ from tasks.dataset.formats.measures import CONSTANT
 from tasks.dataset.quality import texts
 from tasks.dataset.quality.assessment import (
     ASSESSMENT,
-    BLURRED,
-    BORDER,
     Assessment,
     Cluster,
     Found,
     ShownSample,
     kept_assessment,
     path_of,
+    trained_split,
 )
-from tasks.dataset.quality.columns import SampleColumns, SampleRow, read_columns
+from tasks.dataset.quality.columns import MOST_WORDS, SampleColumns, SampleRow, read_statistics
+from tasks.dataset.quality.kinds import PICTURE_KINDS, QualityKind
 from tasks.dataset.sample_reader import SampleReader, spread
 from tasks.dataset.version.layout import samples_name
 from tasks.dataset.version.manifest import Manifest, read_manifest
 from tasks.dataset.version.tables import read_pieces
 
-TRAIN = "train"
 SHOWN = 12
 """Examples of each kind."""
 MOST_MEMBERS = 8
 CAPTIONS = 2000
-MOST_CLASSES = 1000
-"""More different labels than this are no classes."""
+MOST_BYTES = 1 << 14
+"""The most bytes of a caption that are read."""
 CONTEXT = 77
 """Tokens that CLIP's text encoder reads; the rest of a caption is cut off."""
 
+JUDGES = (texts.LANGUAGES, "open_clip")
+"""The optional packages that judge captions."""
 CountTokens = Callable[[str], int]
+logger = logging.getLogger(__name__)
 
 
-def examine_version(version: Path, progress: Progress = no_progress) -> Any:
-    """Return the assessment of a version as JSON: the one that is kept, else a new one, which is kept then.
-    DataError if its tables cannot be read."""
-    found = kept_assessment(version)
-    if found is None:
-        found = examine(version, read_manifest(version), caption_counter(), progress)
-        keep(version, found)
+def assess_version(version: Path, progress: Progress = no_progress) -> Any:
+    """Return the assessment of a version as JSON: the one that is kept, unless a judge was installed since,
+    else a new one, which is kept then if it can be written. DataError if its tables cannot be read."""
+    found, judges = kept_assessment(version), [name for name in JUDGES if find_spec(name) is not None]
+    if found is None or not {*judges} <= {*found.judges}:
+        new = examine(version, read_manifest(version), caption_counter(), progress)
+        found = replace(new, judges=judges)
+        if home(version) != version.resolve():
+            _keep(version, found)
     return ASSESSMENT.dump_python(found, mode="json")
 
 
-def keep(version: Path, found: Assessment) -> None:
-    """Keep the assessment of a version beside the versions; OSError if it cannot be written."""
+def _keep(version: Path, found: Assessment) -> None:
     path = path_of(version)
-    path.parent.mkdir(exist_ok=True)
-    write_json(path, ASSESSMENT.dump_python(found, mode="json"))
+    try:
+        path.parent.mkdir(exist_ok=True)
+        write_json(path, ASSESSMENT.dump_python(found, mode="json"))
+    except OSError as error:  # what was found counts all the same, and is found again the next time
+        logger.warning("%s cannot be written: %s", path, error.strerror or error)
 
 
 def examine(
@@ -81,7 +91,7 @@ def examine(
 ) -> Assessment:
     """Assess a version; DataError if its tables cannot be read."""
     samples = {name: split.samples for name, split in manifest.splits.items()}
-    columns = read_columns(version, samples, progress)
+    columns = read_statistics(version, samples, progress)
     found = Assessment(version.resolve().name, samples)
     if columns.looks is not None:
         found = replace(found, is_compared=True, **_copies(columns, columns.looks, manifest.modality))
@@ -117,7 +127,9 @@ def _copies(columns: SampleColumns, looks: duplicates.Looks, modality: str) -> d
     }
     sizes = np.bincount(near, minlength=len(columns))
     largest = np.argsort(-sizes, kind="stable")[:SHOWN]
-    leaks = np.unique(near[leaked])[:SHOWN]
+    of_each = (np.unique(near[leaked & (of_split == place)])[:SHOWN] for place in range(len(columns.splits)))
+    in_turn = chain.from_iterable(zip_longest(*(labels.tolist() for labels in of_each)))
+    leaks = list(dict.fromkeys(label for label in in_turn if label is not None))[:SHOWN]
     order = np.argsort(near, kind="stable")
     return {
         **by_split,
@@ -127,10 +139,8 @@ def _copies(columns: SampleColumns, looks: duplicates.Looks, modality: str) -> d
 
 
 def _leaked(columns: SampleColumns, near: duplicates.Rows, of_split: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Return which samples of held-out splits have their like in the training split, or in an earlier split
-    if none is named train."""
-    names = list(columns.splits)
-    base = names.index(TRAIN) if TRAIN in names else 0
+    """Return which samples of held-out splits have their like in the split that is trained on."""
+    base = list(columns.splits).index(trained_split(columns.splits))
     in_base = np.zeros(len(columns), bool)
     in_base[near[of_split == base]] = True
     leaked: NDArray[np.bool_] = in_base[near] & (of_split != base)
@@ -160,27 +170,25 @@ def _cluster(
 
 
 def _pictures(columns: SampleColumns) -> dict[str, Found]:
-    numbers, found = columns.numbers, {}
-    contrast = numbers.get("contrast")
-    if contrast is not None:
-        found["constant"] = _found(columns, contrast < CONSTANT, contrast, ~np.isnan(contrast))
-    for name, column, sign, limit in (
-        ("blurred", "sharpness", 1, BLURRED),
-        ("bordered", "border", -1, -BORDER),
-    ):
-        if column in numbers and contrast is not None:
-            worst = sign * numbers[column]
-            counts = ~np.isnan(worst) & (contrast >= CONSTANT)
-            found[name] = _found(columns, (worst < limit) & counts, worst, counts)
-    if "frames" in numbers:
-        frames = numbers["frames"]
-        found["animated"] = _found(columns, frames > 1, -frames, frames > 0)
-    codes, words = columns.words.get("colour", (None, ()))
-    for colour in ("cmyk", "deep", "profile"):
-        if codes is not None:
-            is_it = codes == (words.index(colour) if colour in words else -2)
-            found[colour] = _found(columns, is_it, None, codes >= 0)
-    return found
+    contrast = columns.numbers.get("contrast", np.full(len(columns), np.nan, np.float32))
+    found = ((kind, _of_kind(columns, kind, contrast >= CONSTANT)) for kind in PICTURE_KINDS)
+    return {kind.name: one for kind, one in found if one is not None}
+
+
+def _of_kind(columns: SampleColumns, kind: QualityKind, is_busy: NDArray[np.bool_]) -> Found | None:
+    """Return what was found of a kind; None for a version without its statistic."""
+    if kind.colour:
+        codes, words = columns.words.get("colour", (None, ()))
+        code = words.index(kind.colour) if kind.colour in words else len(words)
+        return None if codes is None else _found(columns, codes == code, None, codes >= 0)
+    assert kind.filter is not None and isinstance(kind.filter.limit, float | int)
+    values = columns.numbers.get(kind.filter.name)
+    if values is None:
+        return None
+    counts = ~np.isnan(values) & (is_busy | (not kind.shows_detail))
+    if kind.filter.is_most:
+        return _found(columns, (values > kind.filter.limit) & counts, -values, counts)
+    return _found(columns, (values < kind.filter.limit) & counts, values, counts)
 
 
 def _captions(columns: SampleColumns) -> dict[str, Found]:
@@ -210,15 +218,16 @@ def _found(
 def _classes(columns: SampleColumns) -> dict[str, int]:
     """Return the samples per label, the most frequent first; nothing if there are no classes."""
     codes, words = columns.words.get("label", (np.empty(0, np.int32), ()))
-    if not 1 < len(words) <= MOST_CLASSES:
+    if not 1 < len(words) <= MOST_WORDS:
         return {}
     counts = np.bincount(codes[codes >= 0], minlength=len(words)).tolist()
     return dict(sorted(zip(words, counts, strict=True), key=lambda pair: (-pair[1], pair[0])))
 
 
 def _repeats(columns: SampleColumns) -> dict[str, int]:
-    """Return how many captions occur how often: `{"5": 200}` are 200 captions of five samples each."""
-    if columns.looks is None:
+    """Return how many captions occur how often: `{"5": 200}` are 200 captions of five samples each. The texts
+    of conversations are no captions."""
+    if columns.looks is None or "caption_words" not in columns.numbers:
         return {}
     texts_of = columns.looks.text
     _, counts = np.unique(texts_of[texts_of != 0], return_counts=True)
@@ -230,7 +239,7 @@ def _texts(version: Path, columns: SampleColumns, count_tokens: CountTokens | No
     """Judge the words of evenly spread captions."""
     if "caption_words" not in columns.numbers:
         return {}
-    places, captions = _some_captions(version, columns)
+    places, captions = some_captions(version, columns.splits, len(columns))
     found = {}
     is_class = bool(_classes(columns))
     if not is_class:
@@ -258,14 +267,16 @@ def _of_texts(
     return Found(len(numbers), len(places), shown)
 
 
-def _some_captions(version: Path, columns: SampleColumns) -> tuple[list[SampleRow], list[str]]:
+def some_captions(version: Path, splits: Mapping[str, int], total: int) -> tuple[list[SampleRow], list[str]]:
+    """Return captions with their places, evenly spread over splits with these numbers of samples: CAPTIONS of
+    a version of `total` samples. DataError for a split without a sound index."""
     places, captions = [], []
-    for split, samples in columns.splits.items():
+    for split, samples in splits.items():
         reader = SampleReader(version, split)
-        most = max(1, CAPTIONS * samples // max(1, len(columns)))
+        most = max(1, CAPTIONS * samples // max(1, total))
         for row in spread(min(samples, len(reader)), most):
             with suppress(DataError, KeyError):  # verify reports such samples
-                captions.append(bytes(reader.read(row).members["txt"]).decode("utf-8", "replace"))
+                captions.append(reader.read_text(row, MOST_BYTES).decode("utf-8", "replace"))
                 places.append(SampleRow(split, row))
     return places, captions
 

@@ -8,15 +8,16 @@ split is too good. Everything else is a warning, or for information where it may
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+from tasks.core.errors import DataError
 from tasks.core.findings import MARKS, Finding, Severity
 from tasks.core.schema import Config
 from tasks.core.units import count, counted, percent, shorten
 from tasks.dataset.quality.assessment import (
-    BLURRED,
-    BORDER,
+    ASSESSMENT,
     Assessment,
     Cluster,
     Found,
@@ -24,13 +25,12 @@ from tasks.dataset.quality.assessment import (
     false_negatives,
     kept_assessment,
 )
+from tasks.dataset.quality.kinds import CAPTION_KINDS, PICTURE_KINDS, QualityKind
 from tasks.dataset.quality.scored import judge_scores, kept_scores
 
 NOTABLE = 0.01
 """The share of the samples from which pictures or captions of a kind are named."""
 OFTEN_COPIED = 0.01
-USUAL = 0.5
-"""A border that more pictures than this share have belongs to their style."""
 OFTEN_REPEATED = 0.1
 """The share of false negatives in a batch that is a warning."""
 BATCH = 1024
@@ -39,24 +39,48 @@ UNBALANCED = 50
 """The largest class with this many times the samples of the middle one is a warning."""
 LINE = 200
 """The most characters of a line of examples."""
+SEVERITIES: Sequence[Severity] = ("error", "warning", "info")
 NAMED = 3
 """Examples that the evidence names."""
 
 
+@dataclass(frozen=True)
+class Terms:
+    """By what a version is judged, besides what was found in it: the config's leak budget (a share), and the
+    batch size of its training. Of private data no examples are named."""
+
+    leak_budget: float
+    batch_size: int = BATCH
+    is_private: bool = False
+
+    @classmethod
+    def of(cls, config: Config) -> Terms:
+        batch_size = BATCH if config.train is None else config.train.batch_size
+        return cls(config.dataset.leak_budget, batch_size, config.dataset.private)
+
+    def __str__(self) -> str:
+        return f"a leak budget of {percent(self.leak_budget)} and batches of {count(self.batch_size)}"
+
+
 def kept_findings(config: Config, version: Path) -> list[Finding]:
-    """Return the findings by what is kept of a version: its assessment, and what a model has said of it."""
-    found, scores = kept_assessment(version), kept_scores(version)
-    return [
-        *([] if found is None else judge_by(config, found)),
-        *([] if scores is None else judge_scores(scores, is_private=config.dataset.private)),
-    ]
+    """Return the findings on a version by its kept assessment. If that could not be kept, it is made again;
+    without it there are only the findings by scores, because the stage has reported why."""
+    found = kept_assessment(version)
+    if found is None:
+        from tasks.dataset.quality.examine import assess_version  # imports numpy and Arrow
+
+        with suppress(DataError):
+            found = ASSESSMENT.validate_python(assess_version(version))
+    return version_findings(version, found, Terms.of(config))
 
 
-def judge_by(config: Config, found: Assessment) -> list[Finding]:
-    """Judge an assessment by a config."""
-    dataset, train = config.dataset, config.train
-    batch_size = None if train is None else train.batch_size
-    return judge(found, leak_budget=dataset.leak_budget, batch_size=batch_size, is_private=dataset.private)
+def version_findings(version: Path, found: Assessment | None, terms: Terms) -> list[Finding]:
+    """Return all findings on what a version's samples are worth, errors first: by its assessment, and by what
+    a model has said of them. Builds, trainings and pages ask here, so that they agree."""
+    scores = kept_scores(version)
+    assessed = [] if found is None else judge(found, **asdict(terms))
+    scored = [] if scores is None else judge_scores(scores, is_private=terms.is_private)
+    return sorted([*assessed, *scored], key=lambda finding: SEVERITIES.index(finding.severity))
 
 
 def lines_of(findings: Sequence[Finding]) -> list[str]:
@@ -76,7 +100,7 @@ def lines_of(findings: Sequence[Finding]) -> list[str]:
 
 
 def judge(
-    found: Assessment, *, leak_budget: float, batch_size: int | None = None, is_private: bool = False
+    found: Assessment, *, leak_budget: float, batch_size: int = BATCH, is_private: bool = False
 ) -> list[Finding]:
     """Return the findings, errors first. `batch_size` is that of the training, if there is one; of private
     data no examples are named."""
@@ -84,12 +108,12 @@ def judge(
         *_not_compared(found),
         *_leaks(found, leak_budget, is_private),
         *_copies(found, is_private),
-        *_pictures(found.pictures, is_private),
-        *_captions(found, batch_size, is_private),
+        *_kinds(PICTURE_KINDS, found.pictures, is_private),
+        *_kinds(CAPTION_KINDS, found.captions, is_private),
+        *_repeated(found, batch_size),
         *_classes(found.classes, is_private),
     ]
-    order: Sequence[Severity] = ("error", "warning", "info")
-    return sorted(findings, key=lambda finding: order.index(finding.severity))
+    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
 def _not_compared(found: Assessment) -> Iterator[Finding]:
@@ -116,7 +140,7 @@ def _leaks(found: Assessment, budget: float, is_private: bool) -> Iterator[Findi
             "set dataset.splits.group_by: content, which keeps such samples on one side, and build again; or "
             "allow it by dataset.leak_budget",
             where={"split": split},
-            evidence={"what": what, **_shown_clusters(found.leaks, is_private)},
+            evidence={"what": what, **_shown_leak(found, split, is_private)},
             config={"dataset.splits.group_by": "content"},
         )
 
@@ -136,105 +160,36 @@ def _copies(found: Assessment, is_private: bool) -> Iterator[Finding]:
             "warning" if share >= OFTEN_COPIED else "info",
             "remove them from the source, or leave them: a training sees them that much more often",
             where={"split": split},
-            evidence={"what": what, **_shown_clusters(found.clusters, is_private, split)},
+            evidence={"what": what, **_shown_copies(found, split, is_private)},
         )
 
 
-_OF_PICTURES: Mapping[str, tuple[str, str, str, Mapping[str, Any] | None]] = {
-    "constant": (
-        "images.constant",
-        "pictures of one colour",
-        "set dataset.filter.contrast to leave them out",
-        {"dataset.filter.contrast": 2},
-    ),
-    "blurred": (
-        "images.blurred",
-        "pictures without detail: blurred, or enlarged from a few pixels",
-        f"look at them, then set dataset.filter.sharpness: {BLURRED} to leave them out",
-        {"dataset.filter.sharpness": BLURRED},
-    ),
-    "bordered": (
-        "images.bordered",
-        "pictures inside a plain border or bar",
-        f"crop them, or set dataset.filter.border: {{max: {BORDER}}} to leave them out",
-        {"dataset.filter.border": {"max": BORDER}},
-    ),
-    "animated": (
-        "images.animated",
-        "animations, of which only the first picture is used",
-        "set dataset.filter.frames: {max: 1} to leave them out",
-        {"dataset.filter.frames": {"max": 1}},
-    ),
-    "cmyk": (
-        "images.colour",
-        "CMYK pictures, whose colours readers of the shards disagree about",
-        "convert them to sRGB, or set dataset.filter.colour: [rgb, grey] to leave them out",
-        {"dataset.filter.colour": ["rgb", "grey"]},
-    ),
-    "deep": (
-        "images.colour",
-        "pictures with 16 bits per channel, which some readers of the shards show white",
-        "convert them to 8 bits, or set dataset.filter.colour: [rgb, grey] to leave them out",
-        {"dataset.filter.colour": ["rgb", "grey"]},
-    ),
-    "profile": (
-        "images.colour",
-        "pictures with another colour profile than sRGB, which training ignores",
-        "convert them to sRGB, or leave them if a slight shift of colours does not matter",
-        None,
-    ),
-}
-"""By the name of what was found: code, words, fix and config."""
-RARE = ("animated", "cmyk", "deep")
-"""What is named from the first picture on."""
-
-
-def _pictures(pictures: Mapping[str, Found], is_private: bool) -> Iterator[Finding]:
-    for name, (code, words, remedy, config) in _OF_PICTURES.items():
-        found = pictures.get(name, Found())
-        if not found.count or (name not in RARE and found.share < NOTABLE):
+def _kinds(
+    kinds: Sequence[QualityKind], assessed: Mapping[str, Found], is_private: bool
+) -> Iterator[Finding]:
+    for kind in kinds:
+        found = assessed.get(kind.name, Found())
+        severity: Severity | None = "warning" if found.share >= NOTABLE else kind.when_rare
+        if not found.count or severity is None or found.share > kind.usual:
             continue
-        if name == "bordered" and found.share > USUAL:
-            continue
-        yield _warn(code, found, words, remedy, is_private, config)
+        evidence = {
+            "what": f"{count(found.count)} of {count(found.of)} ({percent(found.share)}): {kind.words}"
+        }
+        if found.examples and not is_private:
+            evidence["for example"] = ", ".join(_shown(one) for one in found.examples[:NAMED])
+        rule = kind.filter
+        config = None if rule is None else {f"dataset.filter.{rule.name}": rule.value}
+        yield Finding(kind.code, severity, kind.remedy, evidence=evidence, config=config)
 
 
-def _captions(found: Assessment, batch_size: int | None, is_private: bool) -> Iterator[Finding]:
-    captions = found.captions
-    empty = captions.get("empty", Found())
-    if empty.count and empty.share >= NOTABLE:
-        words = "captions that say nothing, such as a file's name"
-        fix = "write captions, or set dataset.filter.caption_words: 1 to leave them out"
-        yield _warn(
-            "captions.meaningless", empty, words, fix, is_private, {"dataset.filter.caption_words": 1}
-        )
-    boilerplate = captions.get("boilerplate", Found())
-    if boilerplate.count:
-        words = "captions that share a beginning or end"
-        fix = "cut it from the captions, or leave such samples out; a model learns it by heart"
-        yield _warn("captions.boilerplate", boilerplate, words, fix, is_private)
-    language = captions.get("language", Found())
-    if language.count and language.share >= NOTABLE:
-        words = "captions in another language than most"
-        fix = "leave them out of the source, unless the model is to learn several languages"
-        yield _warn("captions.language", language, words, fix, is_private)
-    truncated = captions.get("truncated", Found())
-    if truncated.count and truncated.share >= NOTABLE:
-        words = "captions longer than the 77 tokens that CLIP reads"
-        fix = "shorten them, with what matters first; or use a model with a longer context"
-        yield _warn("text.truncated", truncated, words, fix, is_private)
-    yield from _repeated(found, batch_size)
-
-
-def _repeated(found: Assessment, batch_size: int | None) -> Iterator[Finding]:
-    size = batch_size or BATCH
-    share = false_negatives(found.repeats, size)
+def _repeated(found: Assessment, batch_size: int) -> Iterator[Finding]:
+    share = false_negatives(found.repeats, batch_size)
     if share < NOTABLE:
         return
     often = max(map(int, found.repeats))
     what = (
-        f"in a batch of {count(size)}, {percent(share)} of the samples have the caption of another one; the "
-        f"most frequent caption comes {count(often)} times"
+        f"in a batch of {count(batch_size)}, {percent(share)} of the samples have the caption of another "
+        f"one; the most frequent caption comes {count(often)} times"
     )
     is_class = bool(found.classes)
     yield Finding(
@@ -279,32 +234,28 @@ def _classes(classes: Mapping[str, int], is_private: bool) -> Iterator[Finding]:
         )
 
 
-def _warn(
-    code: str,
-    found: Found,
-    words: str,
-    remedy: str,
-    is_private: bool,
-    config: Mapping[str, Any] | None = None,
-) -> Finding:
-    severity: Severity = "warning" if found.share >= NOTABLE or code == "images.colour" else "info"
-    what = f"{count(found.count)} of {count(found.of)} ({percent(found.share)}): {words}"
-    evidence = {"what": what}
-    if found.examples and not is_private:
-        evidence["for example"] = ", ".join(_shown(one) for one in found.examples[:NAMED])
-    return Finding(code, severity, remedy, evidence=evidence, config=config)
-
-
 def _shown(example: ShownSample) -> str:
     return f"{example.key} ({example.note})" if example.note else example.key
 
 
-def _shown_clusters(clusters: Sequence[Cluster], is_private: bool, split: str = "") -> dict[str, str]:
-    """Name members of the first cluster, of the first with two of a split if one is given."""
-    for cluster in () if is_private else clusters:
-        members = [one for one in cluster.members if split in ("", one.split)][:NAMED]
-        if len(members) > 1:
-            names = [one.key if split else f"{one.split}: {one.key}" for one in members]
-            more = cluster.size - len(members)
-            return {"for example": " = ".join(names) + (f" and {count(more)} more" if more else "")}
+def _shown_leak(found: Assessment, split: str, is_private: bool) -> dict[str, str]:
+    """Name a sample of the split and one that is trained on, of the first cluster with both."""
+    for cluster in () if is_private else found.leaks:
+        firsts = {one.split: one for one in reversed(cluster.members)}
+        if {split, found.trained} <= firsts.keys():
+            return _example(cluster, [f"{name}: {firsts[name].key}" for name in (found.trained, split)])
     return {}
+
+
+def _shown_copies(found: Assessment, split: str, is_private: bool) -> dict[str, str]:
+    """Name samples of the first cluster with two of the split."""
+    for cluster in () if is_private else found.clusters:
+        names = [one.key for one in cluster.members if one.split == split][:NAMED]
+        if len(names) > 1:
+            return _example(cluster, names)
+    return {}
+
+
+def _example(cluster: Cluster, names: Sequence[str]) -> dict[str, str]:
+    more = cluster.size - len(names)
+    return {"for example": " = ".join(names) + (f" and {count(more)} more" if more else "")}

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks.dataset.preview import numbers
-from tasks.dataset.preview.numbers import Distribution, histogram, merged, read_columns, shard_charts
+from tasks.dataset.preview.numbers import Distribution, histogram, merged, read_distributions, shard_charts
+from tasks.dataset.quality import examine
 from tasks.dataset.version.tables import ShardRecord
 from tests.dataset.handmade import write_version
 from tests.dataset.preview.pages import page, pairs, words
@@ -56,7 +56,7 @@ def test_a_chat_without_images_has_no_sides(tmp_path: Path) -> None:
     samples = [(key, {"json": b"{}"}) for key in "abc"]
     sides = {"images": [0, 1, 0], "width": [0, 90, 0], "height": [0, 60, 0], "custom_score": [0.5, 0.25, 1]}
     version = write_version(tmp_path / "version", "chat", {"train": samples}, sides)
-    columns = {column.name: column for column in read_columns(version, ["train"], "chat")}
+    columns = {column.name: column for column in read_distributions(version, ["train"], "chat")}
     width, images = columns["width"].splits["train"], columns["images"].splits["train"]
     assert (width.lowest, width.total, width.missing) == (90, 1, 2)
     assert (images.lowest, images.total) == (0, 3)
@@ -67,7 +67,7 @@ def test_a_chat_without_images_has_no_sides(tmp_path: Path) -> None:
 
 
 def test_tokens_are_counted_on_some_captions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numbers, "CAPTIONS", 20)
+    monkeypatch.setattr(examine, "CAPTIONS", 20)
     version = write_version(tmp_path / "version", "image_text", {"train": pairs(40, "long " * 20)})
     (version / "train" / "000002.tar").unlink()
     text = words(page(version, count_tokens=len)).replace("\u202f", " ")

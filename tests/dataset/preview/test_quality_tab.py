@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ from flows.cli import main
 from tasks.core.schema import Config
 from tasks.dataset.building.builder import build
 from tasks.dataset.preview import numbers
-from tasks.dataset.preview.page import gather_page
+from tasks.dataset.preview.page import gather_page, page_path, write_beside
 from tasks.dataset.preview.quality_tab import RULES, ProposedFilter, class_bars, effect_of
-from tasks.dataset.quality.assessment import path_of
+from tasks.dataset.quality.assessment import Found, ShownSample, path_of
+from tasks.dataset.quality.scored import ScoreSummary, keep_scores, scores_path
+from tasks.dataset.quality.verdict import Terms, kept_findings
 from tasks.dataset.version.manifest import read_manifest
 from tests.dataset import raw
-from tests.dataset.preview.pages import SECRET, a_version, page, words
+from tests.dataset.preview.pages import SECRET, a_version, page, page_of, words
 from tests.dataset.quality import planted
 from tests.dataset.quality.planted import Sample
 
@@ -49,6 +52,11 @@ def config_of(folder: Path, **dataset: Any) -> Config:
         planted.write(with_faults(), folder / "raw")
     output = folder / str(dataset.pop("output", "data"))
     return raw.config(folder / "raw", output, splits={"val": 0.3}, shard={"samples": 64}, **dataset)
+
+
+def plain(text: str) -> str:
+    """A text with ordinary spaces."""
+    return " ".join(text.split())
 
 
 @pytest.fixture(scope="module")
@@ -96,15 +104,15 @@ def test_the_worst_of_each_kind_are_shown_with_their_value(version: Path) -> Non
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_a_proposed_filter_leaves_out_what_it_says(folder: Path, version: Path, rule: ProposedFilter) -> None:
     found = read_manifest(version)
-    columns = numbers.read_columns(version, list(found.splits), found.modality)
+    columns = numbers.read_distributions(version, list(found.splits), found.modality)
     effect = effect_of(rule, columns)
     assert effect is not None
-    filtered = build(config_of(folder, **yaml.safe_load(rule.text), output=rule.name)).version
+    filtered = build(config_of(folder, filter={rule.name: rule.value}, output=rule.name)).version
     assert round(effect.left_out * found.accepted) == read_manifest(filtered).filtered
     assert (rule.name == "contrast") or read_manifest(filtered).filtered
 
 
-def test_a_sample_without_a_value_does_not_pass_a_filter(tmp_path: Path) -> None:
+def test_a_sample_without_a_value_stays(tmp_path: Path) -> None:
     raw.pictures(tmp_path / "raw", 20, side=12)  # too small for a sharpness
     version = build(raw.config(tmp_path / "raw", tmp_path / "data")).version
     (sharp,) = (rule for rule in RULES if rule.name == "sharpness")
@@ -115,7 +123,7 @@ def test_a_sample_without_a_value_does_not_pass_a_filter(tmp_path: Path) -> None
         {"train": numbers.Distribution(values=np.array([0.1, 0.5, np.nan, np.nan]))},
     )
     effect = effect_of(sharp, [column])
-    assert effect is not None and (effect.left_out, effect.unknown) == (0.75, 0.5)
+    assert effect is not None and (effect.left_out, effect.unknown) == (0.25, 0.5)
     assert "filter: {sharpness" not in words(page(version))
 
 
@@ -186,3 +194,42 @@ def test_the_command_ends_with_an_error_where_a_split_has_leaked(
     printed = json.loads(capsys.readouterr().out)
     codes = [finding["code"] for finding in printed["findings"]]
     assert printed["ok"] is False and codes[0] == "split.leak" and "images.blurred" in codes
+
+
+def test_page_and_terminal_say_by_what_they_judge(
+    folder: Path, version: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "page.html")
+    assert main(["look", str(version), "--quick", "--out", out]) == 1
+    said = capsys.readouterr().err
+    assert "judged by a leak budget of 1.0 % and batches of 1,024; tarmac build CONFIG judges by" in plain(
+        said
+    )
+    assert "Judged by a leak budget of 1.0 % and batches of 1,024: no config was at hand" in plain(
+        words(page(version))
+    )
+    main(["look", str(version), "--quick", "--out", out, "--json"])
+    assert json.loads(capsys.readouterr().out)["judged_by"] == {"leak_budget": 0.01, "batch_size": 1024}
+
+
+def test_a_page_of_a_build_judges_by_its_config_as_the_build_does(folder: Path, version: Path) -> None:
+    config = config_of(folder, leak_budget=0.9)
+    write_beside(version, asdict(replace(Terms.of(config), batch_size=64)))
+    text = plain(words(page_of(page_path(version))))
+    assert "Judged by a leak budget of 90.0 % and batches of 64." in text and "1 error" not in text
+    shown = gather_page(version, terms=Terms.of(config)).quality
+    assert shown is not None and list(shown.findings) == kept_findings(config, version)
+
+
+def test_what_a_model_has_said_is_on_the_page_as_in_the_terminal(folder: Path, version: Path) -> None:
+    wrong = Found(9, 90, [ShownSample("train", 0, "0001.jpg", "captions.csv:2", "0.051")])
+    scores = ScoreSummary(version.name, "a-model", 90, 90, {"median": 0.3}, {"median": 0.1}, misaligned=wrong)
+    keep_scores(version, asdict(scores))
+    try:
+        tab = gather_page(version).quality
+        assert tab is not None
+        (note,) = (note for note in tab.notes if note.head == "captions.misaligned")
+        assert note.config == "dataset: {filter: {clip_score: 0.2}}"
+        assert list(tab.findings) == kept_findings(config_of(folder), version)
+    finally:
+        scores_path(version).unlink()
