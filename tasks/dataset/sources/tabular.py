@@ -25,6 +25,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import starmap
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO, TextIO, cast
 
@@ -50,6 +51,8 @@ csv.field_size_limit(LONGEST_CELL)
 NUMBERED = ("image", "number", "caption")
 """The columns of Flickr8k's and Flickr30k's `.token` files."""
 NUMBERED_LINE = re.compile(r"[^\t#]+\.[A-Za-z]{3,4}#\d+\t")
+SEP_LINE = re.compile('"?sep=(.)"?', re.IGNORECASE)
+"""The line that names the delimiter of the others for Excel."""
 BEYOND_ASCII = bytes(range(0x80, 0x100))
 _QUOTED = re.compile('"[^"]*"?')
 _NO_GZIP = (gzip.BadGzipFile, zlib.error, EOFError)
@@ -129,7 +132,7 @@ def open_table(
         return OpenTable(place, found.columns, iter(found), found.binary, count=found.count, close=file.close)
     text = _text(file, beginning, "" if has_cells else "\n", form.encoding if form is not None else None)
     if has_cells:
-        return _open_cells(place, text, USUAL[kind], form)
+        return _open_cells(place, text, USUAL[kind], form, config_key)
     if kind == ".json" and not begins_list(place, text):
         document = JsonRows(place, text)
         return OpenTable(
@@ -234,23 +237,30 @@ def rows_by_key(table: OpenTable, column: str) -> Iterator[tuple[str, dict[str, 
             yield str(key), row.fields
 
 
-def _delimiter(place: str, text: TextIO, usual: str) -> str:
-    """Return the delimiter of the first line's cells: the usual one, or another where the line lacks it.
-
-    Delimiters within quotes do not count. The file is left at its beginning.
-    """
-    header = _QUOTED.sub("", _first_line(place, text).rstrip("\r\n"))
+def _delimiter(header: str, usual: str) -> str:
+    """Return the delimiter of the header's cells: the usual one, or another where the header lacks it.
+    Delimiters within quotes do not count."""
     if usual in header:
         return usual
     most = max(DELIMITERS, key=header.count)
     return most if most in header else usual
 
 
-def _first_line(place: str, text: TextIO) -> str:
-    """Return the first line that is not blank, and leave the file at its beginning."""
-    first = next((line for line in _lines(place, text) if line.strip()), "")
+def _first_line(lines: Iterator[str], text: TextIO) -> str:
+    """Return the first of a file's lines that is not blank, and leave the file at its beginning."""
+    first = next((line for line in lines if line.strip()), "")
     text.seek(0)
-    return first
+    return first.rstrip("\r\n")
+
+
+def _cell_lines(place: str, text: TextIO) -> Iterator[str]:
+    """Yield the lines of a table of cells, with a blank one in place of Excel's `sep=;`."""
+    is_first = True
+    for line in _lines(place, text):
+        if is_first and line.strip():
+            is_first = False
+            line = "\n" if SEP_LINE.fullmatch(line.rstrip("\r\n")) else line
+        yield line
 
 
 def _numbered_rows(place: str, text: TextIO) -> Iterator[TableRow]:
@@ -263,38 +273,61 @@ def _numbered_rows(place: str, text: TextIO) -> Iterator[TableRow]:
             yield TableRow(line, {}, "no IMAGE#NUMBER and caption with a tab between them")
 
 
-def _open_cells(place: str, text: TextIO, usual: str, form: TextForm | None) -> OpenTable:
+def _open_cells(place: str, text: TextIO, usual: str, form: TextForm | None, config_key: str) -> OpenTable:
     stated = form.delimiter if form is not None else None
-    if stated is None and NUMBERED_LINE.match(_first_line(place, text)):
+    first = _first_line(_lines(place, text), text)
+    if stated is None and NUMBERED_LINE.match(first):
         return OpenTable(place, list(NUMBERED), _numbered_rows(place, text), close=text.close)
-    delimiter = stated or _delimiter(place, text, usual)
+    unquoted = _QUOTED.sub("", _first_line(_cell_lines(place, text), text))
+    named = SEP_LINE.fullmatch(first)
+    found = named[1] if named else _delimiter(unquoted, usual)
+    if stated is not None and stated not in unquoted and found in unquoted:
+        text.close()
+        there, fix = ("tabs", "tab") if found == "\t" else (repr(found), repr(found))
+        problem = f"the first line of {place} has no {stated!r}, but {there}; write delimiter: {fix}"
+        raise UsageError(f"{config_key.removesuffix('.path')}.delimiter: {problem}")
+    delimiter = stated or found
     has_quotes = True
     if usual == delimiter == "\t":
-        has_quotes = _is_quoted(_lines(place, text))
+        has_quotes = _is_quoted(_cell_lines(place, text))
         text.seek(0)
-    rows = _csv_rows(place, text, delimiter) if has_quotes else _tsv_rows(place, text)
+    # People write a space after each comma; a quote after it would be text.
+    further = unquoted.split(delimiter)[1:]
+    has_spaces = bool(further) and all(cell.startswith(" ") for cell in further)
+    rows = _csv_rows(place, text, delimiter, has_spaces) if has_quotes else _tsv_rows(place, text)
     header = next(rows, None)
     if header is None:
         raise DataError(f"{place} is empty; its first line names the columns")
-    columns = header[1]
-    _require_text(place, "".join(columns), form)
+    _require_text(place, "".join(header[1]), form)
+    return _named_cells(place, text, delimiter, header[1], rows)
+
+
+def _named_cells(
+    place: str, text: TextIO, delimiter: str, header: Sequence[str], rows: Iterator[tuple[int, list[str]]]
+) -> OpenTable:
+    """Return the table of these rows. Spreadsheets write a header with empty cells at its end, which are no
+    columns where the cells below them are empty too."""
+    columns = list(header)
+    while columns and not columns[-1].strip():
+        columns.pop()
     for name in columns:
         if columns.count(name) > 1:
             raise DataError(f"{place}: two columns are named {name!r}; rename one")
-    too_many = f"cells in {len(columns)} columns; quote a text that holds the delimiter"
-    named = (
-        TableRow(line, dict(zip(columns, cells, strict=False)))
-        if len(cells) <= len(columns)
-        else TableRow(line, {}, f"{len(cells)} {too_many}")
-        for line, cells in rows
-    )
-    return OpenTable(place, columns, named, close=text.close, delimiter=delimiter)
+    width, too_many = len(columns), f"cells in {len(columns)} columns; quote a text that holds the delimiter"
+
+    def row(line: int, cells: list[str]) -> TableRow:
+        if len(cells) > width and (len(cells) > len(header) or "".join(cells[width:]).strip()):
+            return TableRow(line, {}, f"{len(cells)} {too_many}")
+        return TableRow(line, dict(zip(columns, cells, strict=False)))
+
+    return OpenTable(place, columns, starmap(row, rows), close=text.close, delimiter=delimiter)
 
 
-def _csv_rows(place: str, text: TextIO, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+def _csv_rows(place: str, text: TextIO, delimiter: str, has_spaces: bool) -> Iterator[tuple[int, list[str]]]:
     line = 1
     with text as file:
-        reader = csv.reader(_lines(place, file), delimiter=delimiter, strict=True)
+        lines = _cell_lines(place, file)
+        reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=has_spaces, strict=True)
         try:
             for cells in reader:
                 if cells:
@@ -322,7 +355,7 @@ def _is_quoted(lines: Iterator[str]) -> bool:
 def _tsv_rows(place: str, text: TextIO) -> Iterator[tuple[int, list[str]]]:
     """Yield the number of each line that is not blank, from 1, and its cells, where quotes are text."""
     with text as file:
-        for number, line in enumerate(_lines(place, file), 1):
+        for number, line in enumerate(_cell_lines(place, file), 1):
             cells = line.rstrip("\r\n").split("\t")
             if max(map(len, cells)) > LONGEST_CELL:
                 problem = f"a cell of more than {LONGEST_CELL:,} characters"

@@ -102,6 +102,55 @@ def test_the_configs_delimiter_goes_before_the_header(tmp_path: Path) -> None:
     assert captions(config(path, delimiter="\\t")) == captions(config(path, delimiter="tab")) == ["y"]
 
 
+@pytest.mark.parametrize("kind", ["csv", "tsv"])
+def test_a_stated_delimiter_that_the_header_lacks_names_the_one_it_has(kind: str, tmp_path: Path) -> None:
+    for content, stated, says in (
+        (b"file\tcaption\na.png\ta, b\n", ",", r"has no ',', but tabs; write delimiter: tab$"),
+        (b"file;caption\na.png;a, b\n", "|", r"has no '\|', but ';'; write delimiter: ';'$"),
+    ):
+        path = written(tmp_path, content, f"t.{kind}")
+        with pytest.raises(
+            UsageError, match=rf"^dataset\.source\.delimiter: the first line of .*t\.{kind} {says}"
+        ):
+            listed(config(path, delimiter=stated))
+
+
+def faults(config: Config) -> list[tuple[str, str]]:
+    return [(item.place, item.fault[1]) for item in listed(config) if item.fault is not None]
+
+
+def test_a_space_after_each_comma_is_no_part_of_a_cell(tmp_path: Path) -> None:
+    path = written(tmp_path, b'file, caption, label\na.png, "a dog, sitting", x\na.png, plain, y\n')
+    assert captions(config(path)) == ["a dog, sitting", "plain"]
+    assert [item.fields["label"] for item in listed(config(path))] == ["x", "y"]
+    path.write_bytes(b'file,caption\na.png, "a dog"\n')
+    assert [item.fields["caption"] for item in listed(config(path))] == [' "a dog"']
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv"])
+def test_empty_cells_at_the_end_of_a_header_are_no_columns(kind: str, tmp_path: Path) -> None:
+    text = "file,caption,,\na.png,one,,\na.png,two\na.png,three,,4\na.png,five,,,\n"
+    path = written(tmp_path, text.replace(",", "\t" if kind == "tsv" else ",").encode(), f"t.{kind}")
+    found = listed(config(path))
+    (source,) = open_sources(config(path).dataset)
+    assert source.columns() == ["file", "caption"]
+    assert [item.fields["caption"] for item in found[:2]] == ["one", "two"]
+    says = "cells in 2 columns; quote a text that holds the delimiter"
+    assert faults(config(path)) == [(f"t.{kind}:4", f"4 {says}"), (f"t.{kind}:5", f"5 {says}")]
+
+
+@pytest.mark.parametrize("line", ["sep=;", '"SEP=;"', "sep=;\r"])
+@pytest.mark.parametrize("keys", [{}, {"delimiter": ";"}])
+def test_the_line_that_names_the_delimiter_for_excel_is_followed(
+    line: str, keys: dict[str, str], tmp_path: Path
+) -> None:
+    path = written(tmp_path, f"{line}\nfile;sizes, in mm;caption\na.png;1;a, b\n".encode())
+    assert captions(config(path, **keys)) == ["a, b"]
+    assert [item.place for item in listed(config(path, **keys))] == ["t.csv:3"]
+    tsv = written(tmp_path, b'sep=\t\nfile\tcaption\na.png\t"so\n', "t.tsv")
+    assert captions(config(tsv)) == ['"so']
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
