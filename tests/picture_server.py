@@ -1,7 +1,8 @@
 """A web server of small JPEGs in a process of its own, with the faults of real ones, asked for by the path.
 
 `/7.jpg` is picture 7. `/hang/7.jpg` never answers; which others there are is the table ANSWERS. A path below
-`/until/N/` fails by its fault only for the first N requests: `/until/2/503/7.jpg` answers 503 twice.
+`/until/N/` fails by its fault only for the first N requests: `/until/2/503/7.jpg` answers 503 twice. `/to/127.0.0.2/7.jpg`
+redirects to the same server under that name.
 """
 
 from __future__ import annotations
@@ -115,6 +116,8 @@ ANSWERS: dict[str, Answer] = {
     "empty": plain("200 OK", content=b""),
     "loop": plain("302 Found", {"Location": "/loop/again.jpg"}, b""),
     "moved": plain("301 Moved", {"Location": "/1.jpg"}, b""),
+    "file": plain("302 Found", {"Location": "file:///etc/passwd"}, b""),
+    "ftp": plain("302 Found", {"Location": "ftp://example.org/1.jpg"}, b""),
     "huge": plain("200 OK", {"X": "x"}, bytes(40_000_000)),
     **{one.__name__: one for one in (hang, reset, stall, short, drip, slow_head, endless, limited)},
 }
@@ -141,6 +144,9 @@ async def answer(path: str, host: str, writer: asyncio.StreamWriter) -> None:
         return await plain("200 OK", content=told)(writer, b"")
     asked[path] += 1
     *kinds, name = path[1:].partition("?")[0].split("/")
+    if kinds and kinds[0] == "to":
+        target = f"http://{kinds[1]}:{host.rpartition(':')[2]}/{name}"
+        return await plain("302 Found", {"Location": target}, b"")(writer, b"")
     if kinds and kinds[0] == "until":
         kinds = kinds[2:] if asked[path] <= int(kinds[1]) else []
     at_once[host] += 1

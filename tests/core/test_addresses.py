@@ -27,6 +27,8 @@ GONE = {
     "410": "answers 410 Gone",
     "451": "answers 451 Unavailable For Legal Reasons",
     "loop": "redirects more than 5 times",
+    "file": "redirects to no address of a web server",
+    "ftp": "redirects to no address of a web server",
     "noai": "forbids its use, by X-Robots-Tag: noai, noimageindex",
 }
 PASSING = {
@@ -88,6 +90,39 @@ def test_files_and_what_only_looks_like_one(server: PictureServer, fetcher: Addr
             "too_large",
             "more than 1,048,576 bytes, as no image within the limits has",
         )
+
+
+def test_no_redirect_leads_from_a_public_host_into_a_private_network(
+    server: PictureServer, fetcher: AddressFetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """127.0.0.10 and 127.0.0.11 stand for public hosts."""
+    monkeypatch.setattr(hosts, "is_public", lambda peer: peer in ("127.0.0.10", "127.0.0.11"))
+    public = server.on("127.0.0.10")
+    assert fetcher.fetch(f"{public}/to/127.0.0.11/61.jpg", MOST) == picture(61)
+    assert fetcher.fetch(f"{server.address}/to/127.0.0.2/62.jpg", MOST) == picture(62)
+    before = server.asked
+    for target in ("127.0.0.2", "localhost", "127.0.0.2"):
+        found = failure(fetcher, f"{public}/to/{target}/63.jpg")
+        assert found == ("gone", f"127.0.0.10:{server.port} redirects to an address within a private network")
+    assert "/63.jpg" not in server.asked - before
+    assert fetcher.fetch(f"{server.on('127.0.0.2')}/64.jpg", MOST) == picture(64), (
+        "as the table names it itself"
+    )
+
+
+@pytest.mark.parametrize(
+    ("peer", "expected"),
+    [
+        *((one, False) for one in ("127.0.0.1", "10.1.2.3", "192.168.0.1", "172.16.0.1", "169.254.169.254")),
+        *(
+            (one, False)
+            for one in ("::1", "fe80::1%eth0", "fd00::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1", "0.0.0.0")
+        ),
+        *((one, True) for one in ("8.8.8.8", "2001:4860:4860::8888", "::ffff:8.8.8.8")),
+    ],
+)
+def test_public_addresses(peer: str, expected: bool) -> None:
+    assert hosts.is_public(peer) is expected
 
 
 @pytest.mark.parametrize(

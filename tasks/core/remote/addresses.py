@@ -45,7 +45,7 @@ from tasks.core.remote.answers import (
     require_content,
     require_size,
 )
-from tasks.core.remote.hosts import WebHost, resolver
+from tasks.core.remote.hosts import WebHost, begins_public, connector
 from tasks.core.stores import host_of, redact
 
 IN_FLIGHT = 256
@@ -277,6 +277,7 @@ class AddressFetcher:
         received = tempfile.SpooledTemporaryFile(LARGE, dir=self._folder)  # noqa: SIM115 - the reader's
         try:
             began = self._loop.time()
+            begins_public.set(None)
             async with asyncio.timeout(TRY_S) as limit:
                 async with self._opened().get(fetch.address, max_redirects=REDIRECTS) as answer:
                     self._has_answer = True
@@ -301,12 +302,11 @@ class AddressFetcher:
         if self._session is None:
             import aiohttp
 
-            connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=600, resolver=resolver())
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=STALL_S)
             headers = {"User-Agent": f"tarmac/{metadata.version('tarmac')}", "Accept-Encoding": "identity"}
             cookies = aiohttp.DummyCookieJar()
             self._session = aiohttp.ClientSession(
-                connector=connector, timeout=timeout, headers=headers, cookie_jar=cookies
+                connector=connector(), timeout=timeout, headers=headers, cookie_jar=cookies
             )
         return self._session
 

@@ -55,6 +55,10 @@ class TryAgain(Exception):
         self.tries, self.rest_s, self.is_silent = tries, rest_s, is_silent
 
 
+class InwardRedirect(Exception):
+    """An address of a public host redirects into a private network."""
+
+
 def require_size(size: int, most: int) -> None:
     """Raise Unfetched for a file of more than `most` bytes."""
     if size > most:
@@ -109,6 +113,8 @@ def judged(error: Exception, host: str, has_answer: bool) -> Exception:
         return TryAgain("is a name that DNS does not resolve", is_silent=True)
     gone = {
         aiohttp.TooManyRedirects: f"redirects more than {REDIRECTS} times",
+        aiohttp.NonHttpUrlClientError: "redirects to no address of a web server",
+        InwardRedirect: "redirects to an address within a private network",
         aiohttp.InvalidURL: "has or redirects to no valid address",
         ValueError: "has or redirects to no valid address",
     }

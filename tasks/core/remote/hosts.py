@@ -13,10 +13,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any
 
-from tasks.core.remote.answers import Unfetched
+from tasks.core.remote.answers import InwardRedirect, Unfetched
 
 LONGEST_REST_S = 60.0
 """A host that wants to be left alone for longer is not waited for."""
@@ -29,6 +31,8 @@ REST_S = 300.0
 """Rests in a row take no longer than this in all, either."""
 ANSWERED_S = 60.0
 """A host that has answered this recently is not left alone."""
+begins_public: ContextVar[bool | None] = ContextVar("begins_public", default=None)
+"""Whether the address that a task requests is one of a public host; None before its first connection."""
 
 
 @dataclass
@@ -108,6 +112,33 @@ class WebHost:
     def require_hope(self) -> None:
         if time.monotonic() < self.silent_until:
             raise Unfetched("unreachable", self.why_silent)
+
+
+def is_public(peer: str) -> bool:
+    """Whether an IP address is one of the public internet: not private, of this machine or of this link."""
+    address = ip_address(peer.partition("%")[0])
+    return (getattr(address, "ipv4_mapped", None) or address).is_global
+
+
+def connector() -> Any:
+    """Return a connector that connects each task to hosts of the public internet alone once it was connected
+    to one of them: a public server that redirects must not reach what only this machine can ask. A task calls
+    `begins_public.set(None)` before it requests an address of the table itself."""
+    import aiohttp
+
+    class OutwardConnector(aiohttp.TCPConnector):
+        async def connect(self, *arguments: Any, **named: Any) -> aiohttp.connector.Connection:
+            connection = await super().connect(*arguments, **named)
+            peer = connection.transport and connection.transport.get_extra_info("peername")
+            leads_out = is_public(peer[0]) if peer else True
+            if begins_public.get() is None:
+                begins_public.set(leads_out)
+            elif begins_public.get() and not leads_out:
+                connection.close()
+                raise InwardRedirect
+            return connection
+
+    return OutwardConnector(limit=0, ttl_dns_cache=600, resolver=resolver())
 
 
 def resolver() -> Any:
