@@ -243,7 +243,7 @@ def _reading(
     progress(0, 0, "opening the first containers")
     stated = listing.stated(STATED)
     listed = listing.catalogue.fact("seen") or 0  # in files of their own
-    trial, weight = _TriedSamples(), 0.0
+    trial, weight, stops = _TriedSamples(), 0.0, None
     if listing.read_some(TRIED):
         catalogue, folder = listing.catalogue, listing.catalogue.path.parent
         last = min(catalogue.accepted, TRIED * len(config.dataset.all_sources))
@@ -251,6 +251,8 @@ def _reading(
         trial = _try(catalogue, work, list(range(1, last + 1)))
         trial = trial.with_unopened(catalogue.examples(), catalogue.reasons())
         weight = _stored_bytes(catalogue, last)
+        tally = counted(config, catalogue)
+        stops = tally.explanation if tally.has_lost_containers else None
     samples = _estimated(sizes, stated, weight)
     number = None if samples is None else samples + listed
     is_stated = len(stated) == len(found)
@@ -263,7 +265,7 @@ def _reading(
         samples=number,
         is_stated=is_stated,
         **trial.carried_to(number or 0),
-        stops=trial.stops(config.dataset.reject_budget, number, is_stated),
+        stops=stops or trial.stops(config.dataset.reject_budget, number, is_stated),
     )
 
 

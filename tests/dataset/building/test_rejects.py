@@ -13,6 +13,7 @@ from tasks.core.errors import DataError, TarmacError
 from tasks.dataset.building.builder import build, is_up_to_date
 from tasks.dataset.building.conversion import convert
 from tasks.dataset.building.conversion.tally import BuildTally
+from tasks.dataset.building.forecast import forecast
 from tasks.dataset.tar.writer import ShardWriter
 from tasks.dataset.verify.verifier import verify
 from tasks.dataset.version import versions
@@ -134,10 +135,18 @@ def test_a_tar_that_lost_an_unknown_number_of_samples_counts_as_a_tar(tmp_path: 
             writer.finish()
     os.truncate(tmp_path / "raw/2.tar", 700)
     source = {"kind": "shards", "path": str(tmp_path / "raw")}
+    strict = raw.config(tmp_path / "raw", tmp_path / "out", source=source, reject_budget=0.2)
     with pytest.raises(DataError, match=r"1 of 4 tars or tables are cut short.*it is unknown how many"):
-        build(raw.config(tmp_path / "raw", tmp_path / "out", source=source, reject_budget=0.2))
+        build(strict)
+    assert "1 of 4 tars or tables are cut short" in (forecast(strict).stops or ""), (
+        "the build has left what it found"
+    )
     result = build(raw.config(tmp_path / "raw", tmp_path / "out", source=source, reject_budget=0.25))
     assert (result.accepted, result.rejected) == (120, 1)
+    os.truncate(tmp_path / "raw/0.tar", 700)
+    fresh = raw.config(tmp_path / "raw", tmp_path / "other", source=source, reject_budget=0.2)
+    stops = forecast(fresh).stops or ""
+    assert "1 of 4 tars or tables are cut short" in stops, "a plan reads no more than the first samples"
 
 
 def test_private_data_shows_in_no_message(tmp_path: Path) -> None:

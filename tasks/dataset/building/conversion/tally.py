@@ -57,10 +57,11 @@ class BuildTally:
 
     @property
     def is_exceeded(self) -> bool:
-        return self.rejects.total() > self.allowed or self._has_lost_containers
+        return self.rejects.total() > self.allowed or self.has_lost_containers
 
     @property
-    def _has_lost_containers(self) -> bool:
+    def has_lost_containers(self) -> bool:
+        """Whether more containers are cut short than the budget allows."""
         return self.cut_short > self.share * self.containers
 
     @property
@@ -68,7 +69,7 @@ class BuildTally:
         """How the budget is exceeded, for the user."""
         total, looked_at = self.rejects.total(), self.read - self.total + self.done
         allowed = f"dataset.reject_budget ({self.share:.1%})"
-        if self._has_lost_containers:
+        if self.has_lost_containers:
             return (
                 f"{self.cut_short:,} of {self.containers:,} tars or tables are cut short, and it is unknown "
                 f"how many samples are lost with them; that is more than {allowed} of these"
