@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +57,7 @@ def test_what_datasets_saved_is_built_and_loaded_again(person: Person) -> None:
             "label     label: 3 values, ",
         ):
             assert says in found
-        assert "52 samples in them\n" in person.types("plan", f"configs/{name}.yaml")
+    assert "reads 3 containers in order" in person.types("plan", "configs/hub.yaml")
 
     built = person.types("build", "configs/saved.yaml")
     assert "52 read = 52 accepted" in built
@@ -76,11 +75,8 @@ def test_what_datasets_saved_is_built_and_loaded_again(person: Person) -> None:
         assert (len(samples), set(labels)) == (count, set(NAMES))
 
     torn = person.folder / "hub/data/train-00001-of-00002.parquet"
-    shutil.copy(torn, person.folder / "whole")
     os.truncate(torn, torn.stat().st_size // 2)
     why = "is no Parquet file, or was cut: the mark of its end is missing; copy it again\n"
     unused = "! data/train-00001-of-00002.parquet is not used, as it cannot be read: it "
     assert unused + why in person.types("init", "hub", "--out", "other.yaml")
     assert person.types("plan", "configs/hub.yaml", expecting=1) == f"✗ {torn} {why}"
-    shutil.copy(person.folder / "whole", torn)
-    person.types("plan", "configs/hub.yaml")
