@@ -64,6 +64,13 @@ def test_help_lists_every_command_in_plain_lines(tmp_path: Path) -> None:
     assert not heavy & set(done.stderr.split()), "which would take the time of a command"
 
 
+def test_without_a_command_its_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 0
+    shown = capsys.readouterr().out
+    assert cli.main(["--help"]) == 0
+    assert shown == capsys.readouterr().out and shown.startswith("Usage: tarmac COMMAND")
+
+
 @pytest.mark.parametrize("name", cli.NAMES)
 def test_the_help_of_a_command_explains_its_arguments(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([name, "--help"]) == 0
@@ -102,6 +109,7 @@ def test_the_completion_for_a_shell_knows_commands_and_options(
         (["cancel", ""], "tarmac cancel: RUN is empty; see tarmac cancel --help"),
         (["look", ""], "tarmac look: DATASET is empty"),
         (["build", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
+        (["plan", "."], ".: cannot be read (Is a directory); give the path of a config file"),
         (
             ["build", "digits-clip.yaml", "--set", "dataset.sorce=1"],
             "dataset.sorce: unknown key; did you mean source?",
