@@ -206,9 +206,10 @@ def test_a_plan_of_private_data_names_no_sample(tmp_path: Path, capsys: pytest.C
 def test_json_of_a_plan_holds_the_doubts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(dump(shards.config(restarting(tmp_path / "raw"), output=tmp_path / "out")))
-    assert main(["plan", str(path), "--json"]) == 0
+    assert main(["plan", str(path), "--json"]) == 1
     printed: Any = json.loads(capsys.readouterr().out)
     assert len(printed["build"]["doubts"]) == 1
+    assert printed["build"]["stops"].startswith("8 of the 12 samples tried are rejected")
 
 
 def test_every_reject_can_be_listed_on_the_machine_that_holds_the_data(
