@@ -17,14 +17,13 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any, TextIO
 
 from tasks.core.errors import DataError
 from tasks.dataset.sources.fields import DECODER, MOST_NESTED, Lookup, TableRow, is_deep, row_text
-from tasks.dataset.sources.raw_files import unreachable
+from tasks.dataset.sources.raw_files import text_errors
 
 CHUNK = 1 << 20
 """Characters to read at once."""
@@ -288,17 +287,16 @@ class JsonStream:
         waiting = len(self._buffer) - self._position
         if waiting > LONGEST_VALUE:
             raise self._error(f"a value of over {LONGEST_VALUE:,} characters, as no table has it")
-        try:
+        with text_errors(self._place, self._where):
             more = self._text.read(max(CHUNK, waiting))
-        except (EOFError, zlib.error, UnicodeDecodeError) as error:
-            raise self._error(f"it cannot be read: {error}") from None
-        except OSError as error:
-            raise unreachable(self._place, error) from None
         self._count_lines()
         self._before += self._position
         self._start = self._counted = 0
         self._buffer, self._position = self._buffer[self._position :] + more, 0
         return bool(more)
+
+    def _where(self) -> str:
+        return f"what follows character {self._before + self._position:,}"
 
     def _error(self, problem: str) -> DataError:
         where = f"from character {self._before + self._position + 1:,} on"

@@ -8,17 +8,19 @@ bad samples would publish a dataset that lacks them.
 from __future__ import annotations
 
 import errno
+import gzip
 import os
 import posixpath
 import re
 import socket
+import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.folders import open_store
@@ -41,9 +43,6 @@ from tasks.dataset.sources.protocol import Absent
 from tasks.dataset.tar.format import LFS, LFS_POINTER
 from tasks.dataset.version.manifest import HIDDEN, THUMBNAILS
 from tasks.dataset.version.rejects import TRANSIENT, Reason, Reject
-
-if TYPE_CHECKING:  # asyncio takes as long to import as all of a source
-    pass
 
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tar.lz4")
 PACKED = (".gz", ".bz2", ".xz", ".zst")
@@ -113,6 +112,24 @@ def unreachable(place: str, error: OSError, problem: str = "cannot be read") -> 
     if isinstance(error, StoreUnreachable):
         return error
     return StoreUnreachable(error.errno, f"{problem}: {error.strerror or error}", place)
+
+
+@contextmanager
+def text_errors(place: str, where: Callable[[], str]) -> Iterator[None]:
+    """A context in which a file of text is read and unpacked. DataError where it is damaged, or not in its
+    encoding, from `where` on; StoreUnreachable where the disk or server is at fault."""
+    try:
+        yield
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise DataError(
+            f"{place} is damaged: {where()} cannot be unpacked ({error}); download it again"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{place}: {where()} is not {error.encoding}; save it as UTF-8") from None
+    except StoreUnreachable:
+        raise
+    except OSError as error:
+        raise unreachable(place, error, f"{where()} cannot be read") from None
 
 
 def kind_of(file: str) -> str:

@@ -21,7 +21,6 @@ import csv
 import gzip
 import io
 import re
-import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -35,7 +34,7 @@ from tasks.core.schema.source import GZIP, NAMED_TABLES, TABLES, TEXT_TABLES
 from tasks.core.stores import StoreUnreachable, redact, split_location, without_query
 from tasks.dataset.sources.fields import RECODE, WINDOWS, TableRow, parse_json
 from tasks.dataset.sources.json_documents import JsonRows, begins_list, listed_rows
-from tasks.dataset.sources.raw_files import unreachable
+from tasks.dataset.sources.raw_files import text_errors
 from tasks.dataset.tar.format import LFS, LFS_POINTER
 from tasks.dataset.version.rejects import Reject
 
@@ -55,8 +54,7 @@ SEP_LINE = re.compile('"?sep=(.)"?', re.IGNORECASE)
 """The line that names the delimiter of the others for Excel."""
 BEYOND_ASCII = bytes(range(0x80, 0x100))
 _QUOTED = re.compile('"[^"]*"?')
-_NO_GZIP = (gzip.BadGzipFile, zlib.error, EOFError)
-"""What reading a compressed file raises where it is cut or damaged."""
+_GZIP_MAGIC = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
@@ -148,13 +146,8 @@ def first_bytes(location: str, config_key: str, most: int) -> bytes:
     end; raises as `open_table` does."""
     place, suffix = redact(location), table_suffix(without_query(location))
     file, _ = _opened(location, config_key, place, suffix)
-    with file:
-        try:
-            content = file.read(most)
-        except _NO_GZIP as error:
-            raise _not_unpacked(place, error) from None
-        except OSError as error:
-            raise unreachable(place, error) from None
+    with file, text_errors(place, lambda: "its beginning"):
+        content = file.read(most)
     return content if len(content) < most else content.rstrip(BEYOND_ASCII)
 
 
@@ -178,24 +171,25 @@ def _opened(location: str, config_key: str, place: str, suffix: str) -> tuple[Bi
     except OSError as error:
         raise UsageError(f"{config_key}: {place} cannot be read: {error.strerror or error}") from None
     try:
-        beginning = file.read(len(LFS))
-        file.seek(0)
-        if beginning == LFS:
-            raise DataError(f"{place} is {LFS_POINTER}")
-        if suffix.endswith(GZIP):
-            file = cast(BinaryIO, _Unzipped(file))
-            beginning = file.read(len(LFS))
-            file.seek(0)
-    except _NO_GZIP as error:
-        file.close()
-        raise _not_unpacked(place, error) from None
-    except OSError as error:
-        file.close()
-        raise unreachable(place, error) from None
+        with text_errors(place, lambda: "its beginning"):
+            beginning = _beginning(file)
+            if beginning == LFS:
+                raise DataError(f"{place} is {LFS_POINTER}")
+            if suffix.endswith(GZIP):
+                if beginning and not beginning.startswith(_GZIP_MAGIC):
+                    raise DataError(f"{place} is not compressed by gzip; rename it without .gz if it is text")
+                file = cast(BinaryIO, _Unzipped(file))
+                beginning = _beginning(file)
     except DataError:
         file.close()
         raise
     return file, beginning
+
+
+def _beginning(file: BinaryIO) -> bytes:
+    beginning = file.read(len(LFS))
+    file.seek(0)
+    return beginning
 
 
 class _Unzipped(gzip.GzipFile):
@@ -208,13 +202,6 @@ class _Unzipped(gzip.GzipFile):
     def close(self) -> None:
         super().close()
         self._packed.close()
-
-
-def _not_unpacked(place: str, error: Exception, line: int = 1) -> DataError:
-    """Return the error about a file that gzip cannot read from that line on."""
-    if line == 1 and isinstance(error, gzip.BadGzipFile):
-        return DataError(f"{place} is not compressed by gzip; rename it without .gz if it is text")
-    return DataError(f"{place}: line {line} and on cannot be unpacked: {error}; download it again")
 
 
 def require(config_key: str, name: str, columns: Sequence[str], where: str, further: str = "") -> None:
@@ -403,19 +390,12 @@ def _jsonl_rows(place: str, text: TextIO, form: TextForm | None) -> Iterator[Tab
 
 def _lines(place: str, file: TextIO) -> Iterator[str]:
     number = 0
-    try:
+    with text_errors(place, lambda: f"line {number + 1} and on"):
         while line := file.readline(LONGEST_LINE):
             number += 1
             if len(line) == LONGEST_LINE:
                 raise DataError(f"{place}: a line of over {LONGEST_LINE:,} characters, as no table has it")
             yield line
-    except UnicodeDecodeError as error:
-        problem = f"line {number + 1} and on is not {error.encoding}"
-        raise DataError(f"{place}: {problem}; save it as UTF-8") from None
-    except _NO_GZIP as error:
-        raise _not_unpacked(place, error, number + 1) from None
-    except OSError as error:
-        raise unreachable(place, error, f"line {number + 1} and on cannot be read") from None
 
 
 def _require_text(place: str, start: str, form: TextForm | None) -> None:

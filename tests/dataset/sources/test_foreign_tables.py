@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from flows.cli import main
 from tasks.core.errors import DataError, UsageError
 from tasks.core.schema import Config
 from tasks.dataset.building.builder import build
@@ -312,9 +314,28 @@ def test_a_damaged_compressed_table_is_an_error(harm: Callable[[bytes], bytes], 
     text = "file,caption\n" + "".join(f"{n}.png,picture {n * 7919}\n" for n in range(20_000))
     (tmp_path / "t.csv.gz").write_bytes(harm(gzip.compress(text.encode())))
     with pytest.raises(
-        DataError, match=r"t\.csv\.gz: line \d+ and on cannot be unpacked: .*; download it again"
+        DataError,
+        match=r"t\.csv\.gz is damaged: line \d+ and on cannot be unpacked \(.*\); download it again$",
     ):
         listed(config(tmp_path / "t.csv.gz"))
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "json"])
+@pytest.mark.parametrize("harm", [cut, flipped])
+def test_a_short_compressed_table_that_is_damaged_is_no_other_kind_of_file(
+    harm: Callable[[bytes], bytes], kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its first bytes are those of gzip, and its checksum is wrong or its end is missing."""
+    text = "file,caption\na.png,x\n" if kind == "csv" else '[{"file": "a.png", "caption": "x"}]'
+    path = written(tmp_path, harm(gzip.compress(text.encode())), f"t.{kind}.gz")
+    says = rf"t\.{kind}\.gz is damaged: .* cannot be unpacked \(.*\); download it again"
+    with pytest.raises(DataError, match=says):
+        listed(config(path))
+    if kind == "json":  # of which init has looked at the beginning
+        return
+    assert main(["init", str(path), "--out", str(tmp_path / "x.yaml")]) != 0
+    told = capsys.readouterr()
+    assert re.search(r"is damaged: .* cannot be unpacked", " ".join((told.out + told.err).split()))
 
 
 def test_a_table_that_is_not_compressed_in_spite_of_its_name(tmp_path: Path) -> None:
