@@ -46,7 +46,7 @@ def _delimiter(value: str) -> str:
 
 def _encoding(value: str) -> str:
     try:
-        "a".encode(value)
+        b"a\0\0\0".decode(value, "surrogateescape")  # which idna and punycode cannot
     except (LookupError, ValueError):
         raise ValueError(f"{value!r} is no encoding of text; name one such as cp1252 or cp932") from None
     return value

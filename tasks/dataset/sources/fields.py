@@ -15,6 +15,8 @@ from tasks.dataset.version.rejects import Reject
 MOST_NESTED = 100
 """Levels of nested lists and objects; far below what a deep stack allows, so that the result is the same
 wherever the JSON is read."""
+BYTE_ORDER_MARK = "\ufeff"
+"""What begins a text in an encoding without such a mark of its own, as `utf-16-le` is."""
 WINDOWS = "it is Windows-1252"
 RECODE = f"; if {WINDOWS}: iconv -f cp1252 -t utf-8 OLD > NEW"
 """The fix for a text in another encoding, which spreadsheets on Windows write."""

@@ -22,7 +22,15 @@ from itertools import chain, islice
 from typing import Any, TextIO
 
 from tasks.core.errors import DataError
-from tasks.dataset.sources.fields import DECODER, MOST_NESTED, Lookup, TableRow, is_deep, row_text
+from tasks.dataset.sources.fields import (
+    BYTE_ORDER_MARK,
+    DECODER,
+    MOST_NESTED,
+    Lookup,
+    TableRow,
+    is_deep,
+    row_text,
+)
 from tasks.dataset.sources.raw_files import text_errors
 
 CHUNK = 1 << 20
@@ -290,9 +298,11 @@ class JsonStream:
         with text_errors(self._place, self._where):
             more = self._text.read(max(CHUNK, waiting))
         self._count_lines()
+        is_first = not self._before and not self._buffer
         self._before += self._position
         self._start = self._counted = 0
-        self._buffer, self._position = self._buffer[self._position :] + more, 0
+        added = more.removeprefix(BYTE_ORDER_MARK) if is_first else more
+        self._buffer, self._position = self._buffer[self._position :] + added, 0
         return bool(more)
 
     def _where(self) -> str:

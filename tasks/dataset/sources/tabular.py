@@ -32,7 +32,7 @@ from tasks.core.errors import DataError, UsageError, instead
 from tasks.core.folders import open_store
 from tasks.core.schema.source import GZIP, NAMED_TABLES, TABLES, TEXT_TABLES
 from tasks.core.stores import StoreUnreachable, redact, split_location, without_query
-from tasks.dataset.sources.fields import RECODE, WINDOWS, TableRow, parse_json
+from tasks.dataset.sources.fields import BYTE_ORDER_MARK, RECODE, WINDOWS, TableRow, parse_json
 from tasks.dataset.sources.json_documents import JsonRows, begins_list, listed_rows
 from tasks.dataset.sources.raw_files import text_errors
 from tasks.dataset.tar.format import LFS, LFS_POINTER
@@ -395,7 +395,7 @@ def _lines(place: str, file: TextIO) -> Iterator[str]:
             number += 1
             if len(line) == LONGEST_LINE:
                 raise DataError(f"{place}: a line of over {LONGEST_LINE:,} characters, as no table has it")
-            yield line
+            yield line if number > 1 else line.removeprefix(BYTE_ORDER_MARK)
 
 
 def _require_text(place: str, start: str, form: TextForm | None) -> None:

@@ -72,6 +72,18 @@ def test_a_table_is_read_in_the_encoding_that_the_config_states(
     assert captions(config(written(tmp_path, content, f"t.{kind}"), encoding=encoding)) == [TEXTS[encoding]]
 
 
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "json"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "gb18030", "utf-16"])
+def test_a_byte_order_mark_is_no_part_of_a_text_whatever_the_encoding(
+    kind: str, encoding: str, tmp_path: Path
+) -> None:
+    text = {"csv": "file,caption\na.png,größer\n", "jsonl": '{"file": "a.png", "caption": "größer"}\n'}
+    text["tsv"], text["json"] = text["csv"].replace(",", "\t"), f"[{text['jsonl']}]"
+    mark = "" if encoding == "utf-16" else "\ufeff"
+    path = written(tmp_path, (mark + text[kind]).encode(encoding), f"t.{kind}")
+    assert captions(config(path, encoding=encoding)) == ["größer"]
+
+
 def test_a_byte_that_is_none_of_its_encoding_costs_its_own_row(tmp_path: Path) -> None:
     rows = config(written(tmp_path, b"file,caption\na.png,fine\na.png,\x81\n"), encoding="cp1252")
     (source,) = open_sources(rows.dataset)
@@ -159,7 +171,7 @@ def test_the_line_that_names_the_delimiter_for_excel_is_followed(
         ({"delimiter": "||"}, "'||' is not one character such as ';'"),
         ({"delimiter": '"'}, "is not one character"),
         ({"encoding": "windows"}, "'windows' is no encoding of text; name one such as cp1252"),
-        ({"encoding": "hex"}, "'hex' is no encoding of text"),
+        *(({"encoding": name}, f"'{name}' is no encoding of text") for name in ("hex", "idna", "punycode")),
     ],
 )
 def test_a_key_of_no_meaning_is_refused(keys: dict[str, str], message: str, tmp_path: Path) -> None:
