@@ -70,6 +70,16 @@ def test_no_rejects_is_said_so(birds: Path, capsys: pytest.CaptureFixture[str]) 
     assert output_of(capsys, "rejects", "data/birds", "--csv") == "reason,source,original_key,detail\n"
 
 
+def test_a_table_of_rejects_that_is_not_there_is_said_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rejects.parquet"
+    assert main(["rejects", str(path)]) == 1
+    assert capsys.readouterr().err == (
+        f"✗ there is no file {path}; if a version lacks it, see `tarmac verify`\n"
+    )
+
+
 def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """The one line about a wrong command."""
     assert main(list(arguments)) == 2

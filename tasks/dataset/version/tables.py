@@ -120,6 +120,8 @@ def read_pieces(path: Path, columns: Sequence[str]) -> Iterator[Any]:
 
 def unreadable(path: Path, error: BaseException) -> DataError:
     """The error about a table that Arrow cannot read."""
+    if isinstance(error, FileNotFoundError):
+        return DataError(f"there is no file {path}; if a version lacks it, see `tarmac verify`")
     problem = str(error).partition("\n")[0][:200] or type(error).__name__
     return DataError(f"{path}: cannot be read ({problem}); see `tarmac verify`")
 
