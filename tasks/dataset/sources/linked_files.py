@@ -46,9 +46,8 @@ if TYPE_CHECKING:  # asyncio takes as long to import as all of a source
 ROWS_AT_ONCE = 256
 """Rows whose files are looked up together, since each look-up costs a round trip over the network."""
 HOPELESS = 3
-"""After this many files in a row that a server did not give, each requested several times, stop asking it."""
-MOST_HOSTS = 10_000
-"""Hosts to remember for not answering."""
+"""After this many files in a row that a store did not give, each requested several times, stop asking it. Web
+hosts, of which a table may name thousands, are judged where they are fetched."""
 PROBLEMS: Mapping[Problem, Reason] = {
     "gone": "source.gone",
     "unreachable": "source.unreachable",
@@ -236,8 +235,6 @@ class LinkedFiles:
                 self._failures.pop(host, None)
                 return answer
             except StoreUnreachable:
-                if len(self._failures) >= MOST_HOSTS:
-                    self._failures.clear()
                 self._failures[host] += 1
         raise Reject(TRANSIENT, "its server does not answer")
 
