@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,23 @@ def test_a_table_of_rejects_that_is_not_there_is_said_so(
     assert capsys.readouterr().err == (
         f"✗ there is no file {path}; if a version lacks it, see `tarmac verify`\n"
     )
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_sample_of_a_json_list_is_found_by_its_number(
+    indent: int | None, birds: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [dict(zip(("file", "caption"), row, strict=False)) for row in raw.pictures(birds / "birds", 60)]
+    (birds / "birds" / "list.json").write_text(
+        json.dumps([*rows, {"file": "x.png", "caption": "x"}], indent=indent)
+    )
+    text = Path("birds.yaml").read_text()
+    Path("birds.yaml").write_text(text.replace("captions.csv", "list.json"))
+    published("birds.yaml")
+    for number in (1, 17):
+        found = json_of(capsys, "trace", f"list.json:{number}", "data/birds")
+        assert [one["original_key"] for one in found["samples"]] == [rows[number - 1]["file"]]
+    assert "list.json:61 " in output_of(capsys, "rejects", "data/birds")
 
 
 def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

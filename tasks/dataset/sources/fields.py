@@ -31,8 +31,8 @@ DECODER = json.JSONDecoder(parse_constant=lambda name: None)
 
 
 class TableRow(NamedTuple):  # a million of them are made in half the time that a frozen dataclass takes
-    """One row of a table: the line where it begins, or its number in a Parquet file, both from 1, and its
-    fields or its fault."""
+    """One row of a table: the line where it begins, or its number in a file of Parquet or Arrow and among the
+    elements of a JSON document, both from 1, and its fields or its fault."""
 
     line: int
     fields: dict[str, Any]

@@ -54,13 +54,16 @@ def begins_list(place: str, text: TextIO) -> bool:
 
 
 def listed_rows(place: str, text: TextIO) -> Iterator[TableRow]:
-    """Yield the objects of a list, or of a file with one after another, with the line where each begins."""
+    """Yield the objects of a list with the number of each, because a list is often one line, or those of a
+    file with one after another with the line where each begins."""
     stream = JsonStream(place, text)
-    for value in stream.elements() if stream.peek() == "[" else stream.values():
+    is_list = stream.peek() == "["
+    for number, value in enumerate(stream.elements() if is_list else stream.values(), 1):
         fault = None if isinstance(value, dict) else "no JSON object"
         if stream.may_be_deep and is_deep(value):
             fault = "nested too deeply"
-        yield TableRow(stream.line, {}, fault) if fault else TableRow(stream.line, value)
+        line = number if is_list else stream.line
+        yield TableRow(line, {}, fault) if fault else TableRow(line, value)
     stream.require_end()
 
 

@@ -74,8 +74,7 @@ def test_llava_is_read_from_its_array_with_the_images_elsewhere(tmp_path: Path) 
     )
     assert (built.read, built.accepted) == (8, 7)
     (reject,) = pq.read_table(built.version / "rejects.parquet").to_pylist()
-    line = (tmp_path / "raw/annotations/llava.json").read_text().split('"id": "2"')[0].count("\n")
-    assert reject["source"] == f"llava.json:{line}"
+    assert reject["source"] == "llava.json:3"
     assert reject["detail"] == "the last turn, 1, is the user's and has no answer: remove it"
     learnt_from(built.version)
 
