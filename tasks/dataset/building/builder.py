@@ -30,6 +30,7 @@ from tasks.core.lock import Held, Lease
 from tasks.core.schema import Config
 from tasks.core.screen import Progress, no_progress
 from tasks.dataset.building import changes
+from tasks.dataset.building.content_groups import group_by_content
 from tasks.dataset.building.conversion import assemble
 from tasks.dataset.building.conversion.convert import convert_all
 from tasks.dataset.building.conversion.result import BuildResult
@@ -167,6 +168,10 @@ class _Build:
         if before and (otherwise := another_converter(before)):
             logger.warning(otherwise)
         listing.read()
+        if not listing.is_planned:
+            origins = listing.origins
+            moves = group_by_content(self.config, catalogue, origins, self.progress, anew=self.rehash)
+            listing.plan(moves)
         catalogue.forget_conversions()
         sweep(self.staging, lambda shard: not self.rehash and catalogue.ordinal(shard) is not None)
         rules = ScoreRules(self.config, listing.scored)
@@ -277,6 +282,7 @@ def list_named(
     listing = SourceListing(config, staging, progress, wanted, containers)
     listing.survey(anew=True)
     listing.read()
+    listing.plan()
     keys = {key for some in wanted.values() for key in some}
     rejects = {one.key: one for one in listing.catalogue.rejects() if one.key in keys}
     return NamedShards(config, listing, listing.missing, rejects)

@@ -22,10 +22,12 @@ from typing import Any
 
 from tasks.core.errors import DataError
 from tasks.core.schema import Config
+from tasks.core.schema.dataset import CONTENT
 from tasks.core.screen import Progress, no_progress
 from tasks.core.units import counted as counted_text
 from tasks.core.units import size as size_text
 from tasks.dataset.building.changes import since
+from tasks.dataset.building.content_groups import moves_of
 from tasks.dataset.building.conversion.convert import Converter, converter
 from tasks.dataset.building.conversion.sidecar import counted_reasons
 from tasks.dataset.building.conversion.staging import known_shards, staged, write_rules
@@ -36,6 +38,7 @@ from tasks.dataset.building.listed.catalogue import Catalogue
 from tasks.dataset.building.listed.shard_plan import PlannedShard
 from tasks.dataset.building.listed.spill import FOLDER, read_spilled
 from tasks.dataset.building.listing import SourceListing
+from tasks.dataset.building.looks import RawLooks
 from tasks.dataset.building.score_rules import ScoreRules
 from tasks.dataset.building.under_way import build_under_way
 from tasks.dataset.sources.protocol import is_by_row
@@ -68,6 +71,11 @@ class TriedWork:
     """How many of the tried samples are rejected, by reason."""
     stops: str | None
     """Why the build would stop, as far as that is known without converting everything."""
+    to_compare: int = 0
+    """How many samples are measured before they are grouped by content; of samples that are yet to be read,
+    the most."""
+    compare_seconds: float = 0.0
+    """What that takes one process, which is about as long as converting them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,8 +179,13 @@ def forecast(config: Config, progress: Progress = no_progress) -> Forecast:
             with closing(kept):
                 work = _work(config, before, kept, ScoreRules(config, listing.scored))
         else:
-            listing.read(forecasts=True)
-            work = _work(config, before, listing.catalogue, ScoreRules(config, listing.scored))
+            listing.read()
+            looks = None
+            if config.dataset.splits.group_by == CONTENT:
+                looks = RawLooks(config, listing.catalogue, listing.origins)
+            listing.plan(() if looks is None else moves_of(config, listing.catalogue, looks))
+            to_compare = 0 if looks is None else len(looks.missing)
+            work = _work(config, before, listing.catalogue, ScoreRules(config, listing.scored), to_compare)
         what = "samples or their scores" if listing.scored else "samples"
     changed = f"{what} have changed, come or gone" if work.to_convert else "samples have gone"
     return replace(found, why=_why(config, before, inputs, changed), work=work)
@@ -196,7 +209,9 @@ def _why(config: Config, before: Path | None, inputs: str, changed: str) -> str:
     return "the current version is damaged, or a sample could not be read for it" if is_same else changed
 
 
-def _work(config: Config, before: Path | None, catalogue: Catalogue, scores: ScoreRules) -> ConversionWork:
+def _work(
+    config: Config, before: Path | None, catalogue: Catalogue, scores: ScoreRules, to_compare: int = 0
+) -> ConversionWork:
     """Count what is planned, and try a few of the samples that are to be converted."""
     dataset, folder = config.dataset, catalogue.path.parent
     catalogue.forget_conversions()  # of an interrupted build, whose sidecars are counted below
@@ -228,7 +243,7 @@ def _work(config: Config, before: Path | None, catalogue: Catalogue, scores: Sco
         to_convert=to_convert,
         to_convert_shards=len(missing),
         staged_shards=done,
-        **trial.carried_to(to_convert),
+        **trial.carried_to(to_convert, to_compare),
         stops=_stops(config, before, catalogue, tally, trial, to_convert),
     )
 
@@ -256,6 +271,7 @@ def _reading(
     samples = _estimated(sizes, stated, weight)
     number = None if samples is None else samples + listed
     is_stated = len(stated) == len(found)
+    to_compare = (number or 0) if config.dataset.splits.group_by == CONTENT else 0
     return ReadingWork(
         containers=[one.name for _, one in found],
         read_bytes=sum(sizes),
@@ -264,7 +280,7 @@ def _reading(
         gone=gone,
         samples=number,
         is_stated=is_stated,
-        **trial.carried_to(number or 0),
+        **trial.carried_to(number or 0, to_compare),
         stops=stops or trial.stops(config.dataset.reject_budget, number, is_stated),
     )
 
@@ -356,10 +372,12 @@ class _TriedSamples:
     def none_taken(self) -> str:
         return f"none of {counted_text(self.tried, 'sample')} tried is accepted; mend what they lack"
 
-    def carried_to(self, samples: int) -> dict[str, Any]:
-        """Return the fields of `TriedWork`, with what this many samples take."""
+    def carried_to(self, samples: int, to_compare: int) -> dict[str, Any]:
+        """Return the fields of `TriedWork`, with what this many samples take, and so many to be compared."""
         share = samples / max(self.tried, 1)
         return {
+            "to_compare": to_compare,
+            "compare_seconds": self.seconds * to_compare / max(self.tried, 1),
             "bytes": round(self.bytes * share),
             "seconds": self.seconds * share,
             "tried": self.tried,

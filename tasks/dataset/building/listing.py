@@ -15,14 +15,13 @@ import shutil
 import sqlite3
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import digest
 from tasks.core.schema import Config
-from tasks.core.schema.dataset import CONTENT
 from tasks.core.screen import Progress, no_progress
 from tasks.dataset import filters, splits
 from tasks.dataset.building.check import check_sources, measured_rules, scored_rules
@@ -65,7 +64,7 @@ COMMIT_S = 5.0
 class SourceListing:
     """One listing of a config's sources into a catalogue in a folder, such as the staging folder.
 
-    Call `survey`, then `read`, then `close`. The constructor writes nothing; it raises UsageError for a
+    Call `survey`, then `read`, `plan` and `close`. The constructor writes nothing; it raises UsageError for a
     config that does not fit its sources. A repair lists only some samples: with `wanted`, those with the keys
     of named shards, and with `containers`, those in the containers of sequential sources that have these
     names.
@@ -92,18 +91,19 @@ class SourceListing:
         self._keys = None if wanted is None else {key for keys in wanted.values() for key in keys}
         self._containers = containers
         self._listed = 0
-        self._origins = source_digests(config.dataset, self._sources)
+        self.origins = source_digests(config.dataset, self._sources)
+        """For each source what shapes its samples' raw members."""
         self._scores = ""
         if self.scored and wanted is None:  # a repair makes again what was not left out
             from tasks.dataset.building.score_rules import digest_of_scores, require_score_block
 
             require_score_block(config, self.scored)
             self._scores = digest_of_scores(config)
-        self._rules = "".join([digest(SCHEMA), Fingerprint(config).hexdigest(), *self._origins])
+        self._rules = "".join([digest(SCHEMA), Fingerprint(config).hexdigest(), *self.origins])
         self._is_kept = all(source.is_sequential for source in self._sources)
         self.catalogue: Catalogue
         self.missing: list[str] = []
-        """The wanted keys that no sample has; filled by `read`."""
+        """The wanted keys that no sample has; filled by `plan`."""
 
     def close(self) -> None:
         if hasattr(self, "catalogue"):  # the survey may have failed before there is one
@@ -175,18 +175,31 @@ class SourceListing:
             self.catalogue.note("passed_over", passed_over)
             self.catalogue.note("inputs", running.hexdigest())
 
-    def read(self, *, forecasts: bool = False) -> None:
-        """Read the containers that are left and plan the shards, unless a killed build has done so. DataError
-        as in `survey`. For `splits: {group_by: content}` every sample is measured, unless it `forecasts`."""
-        if self.catalogue.fact("planned"):
-            return
-        if self.has_containers:
+    def read(self) -> None:
+        """Read the containers that are left, unless a killed build has done so. DataError as in `survey`."""
+        if self.has_containers and not self.is_planned:
             self._read_containers()
-        if self._dataset.splits.group_by == CONTENT and self._wanted is None and not forecasts:
-            from tasks.dataset.building.content_groups import group_by_content  # imports the converter
 
-            group_by_content(self._config, self.catalogue, self._progress)
-        self._plan()
+    @property
+    def is_planned(self) -> bool:
+        """Whether the shards are planned, as a killed build may have left them."""
+        return bool(self.catalogue.fact("planned"))
+
+    def plan(self, moves: Iterable[tuple[int, str, str]] = ()) -> None:
+        """Change group and split of samples, given as number, group and split, and plan the shards, in one
+        step, unless a killed build has done so."""
+        if self.is_planned:
+            return
+        rules = self._dataset
+        kinds = (source.kind for source in rules.all_sources)
+        advice = {index: f"; {SAME_KEY[kind]}" for index, kind in enumerate(kinds) if kind in SAME_KEY}
+        with self.catalogue.transaction():
+            self.catalogue.regroup(moves)
+            if self._wanted is None:
+                self.catalogue.plan(rules.shard, rules_digest(rules), self.origins, advice)
+            else:
+                self.missing = self.catalogue.select(self._wanted, advice)
+            self.catalogue.note("planned", True)
 
     def read_some(self, most: int) -> bool:
         """Read the first `most` samples of each sequential source and plan shards of what is listed then, as
@@ -201,7 +214,7 @@ class SourceListing:
                     before = self._listed
                     self._list(index, container, None, spill, most - read[index])
                     read[index] += self._listed - before
-        self._plan()
+        self.plan()
         return True
 
     def stated(self, most: int) -> dict[int, int]:
@@ -227,17 +240,6 @@ class SourceListing:
                 return catalogue
             catalogue.close()
         return None
-
-    def _plan(self) -> None:
-        rules = self._dataset
-        kinds = (source.kind for source in rules.all_sources)
-        advice = {index: f"; {SAME_KEY[kind]}" for index, kind in enumerate(kinds) if kind in SAME_KEY}
-        with self.catalogue.transaction():
-            if self._wanted is None:
-                self.catalogue.plan(rules.shard, rules_digest(rules), self._origins, advice)
-            else:
-                self.missing = self.catalogue.select(self._wanted, advice)
-            self.catalogue.note("planned", True)
 
     def _take_over(self, surveyed: Path) -> bool:
         """Move the catalogue of another survey here. Return False if that is gone or lists something else."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from PIL import Image
 
 from tasks.core.schema import Config
 from tasks.dataset.building.builder import BuildResult, build
@@ -56,4 +58,29 @@ def planned(config: Config, staging: Path) -> Catalogue:
     listing = SourceListing(config, staging)
     listing.survey()
     listing.read()
+    listing.plan()
     return listing.catalogue
+
+
+def noise(seed: int, side: int = 64, contrast: float = 1.0) -> Image.Image:
+    """A picture of coarse noise: unlike that of any other seed."""
+    coarse = np.random.default_rng(seed).uniform(128 - 120 * contrast, 128 + 120 * contrast, (8, 8, 3))
+    return Image.fromarray(coarse.astype(np.uint8)).resize((side, side), Image.Resampling.BICUBIC)
+
+
+def make(folder: Path, pictures: dict[str, Image.Image], **dataset: Any) -> Config:
+    folder.mkdir(exist_ok=True)
+    for name, picture in pictures.items():
+        if not (folder / name).exists():
+            picture.save(folder / name)
+    rows = [(name, f"the picture called {name}", "any") for name in sorted(pictures)]
+    raw.write_table(folder, rows)
+    return raw.config(folder, folder.parent / "out", **dataset)
+
+
+def keys(version: Path) -> dict[str, list[str]]:
+    """The keys of each split."""
+    return {
+        path.stem: sorted(pq.read_table(path).column("key").to_pylist())
+        for path in (version / "samples").glob("*.parquet")
+    }

@@ -1,10 +1,8 @@
-"""Rules on what the build measures of each sample, and splits by content."""
+"""Rules on what the build measures of each sample."""
 
 import math
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -13,46 +11,13 @@ from PIL import Image
 from flows.cli import main
 from tasks.core.config import validate
 from tasks.core.errors import DataError, NeedsApproval, UsageError
-from tasks.core.schema import Config
 from tasks.core.schema.dataset import Limits
-from tasks.dataset.building import content_groups
-from tasks.dataset.building.builder import BuildResult, build
+from tasks.dataset.building.builder import build
 from tasks.dataset.filters import passes_measured
 from tasks.dataset.verify.verifier import verify
-from tasks.dataset.version import versions
 from tasks.dataset.version.manifest import read_manifest
 from tests.dataset import raw
-
-
-def noise(seed: int, side: int = 64, contrast: float = 1.0) -> Image.Image:
-    """A picture of coarse noise: unlike that of any other seed."""
-    coarse = np.random.default_rng(seed).uniform(128 - 120 * contrast, 128 + 120 * contrast, (8, 8, 3))
-    return Image.fromarray(coarse.astype(np.uint8)).resize((side, side), Image.Resampling.BICUBIC)
-
-
-def make(folder: Path, pictures: dict[str, Image.Image], **dataset: Any) -> Config:
-    folder.mkdir(exist_ok=True)
-    for name, picture in pictures.items():
-        if not (folder / name).exists():
-            picture.save(folder / name)
-    rows = [(name, f"the picture called {name}", "any") for name in sorted(pictures)]
-    raw.write_table(folder, rows)
-    return raw.config(folder, folder.parent / "out", **dataset)
-
-
-def published(config: Config) -> BuildResult:
-    built = build(config)
-    versions.publish(config.dataset.output, built.version, 3)
-    return built
-
-
-def keys(version: Path) -> dict[str, list[str]]:
-    """The keys of each split."""
-    return {
-        path.stem: sorted(pq.read_table(path).column("key").to_pylist())
-        for path in (version / "samples").glob("*.parquet")
-    }
-
+from tests.dataset.building.prepared import keys, make, noise, published
 
 FLAT = {f"flat{number}.png": noise(100 + number, contrast=0.005) for number in range(3)}
 BUSY = {f"busy{number}.png": noise(number) for number in range(9)}
@@ -140,51 +105,6 @@ def test_a_column_of_the_source_comes_before_a_statistic(tmp_path: Path) -> None
 def test_an_unknown_rule_names_the_statistics_too(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no column 'sharpnes'; did you mean sharpness\?"):
         build(make(tmp_path / "raw", BUSY, filter={"sharpnes": 0.3}))
-
-
-def copies(count: int) -> dict[str, Image.Image]:
-    """Each picture twice: the second one smaller and under another name."""
-    pictures = {f"a{number:03d}.png": noise(number) for number in range(count)}
-    return pictures | {f"copy{number:03d}.png": noise(number).resize((48, 48)) for number in range(count)}
-
-
-def sides(version: Path) -> dict[str, str]:
-    return {key: split for split, some in keys(version).items() for key in some}
-
-
-def test_copies_are_on_one_side_and_others_where_they_were(tmp_path: Path) -> None:
-    pictures = {**copies(30), **{f"single{number}.png": noise(900 + number) for number in range(30)}}
-    apart = sides(build(make(tmp_path / "raw", pictures, splits={"val": 0.4})).version)
-    together = sides(
-        build(make(tmp_path / "raw", pictures, splits={"val": 0.4, "group_by": "content"})).version
-    )
-    split_pairs = [number for number in range(30) if apart[f"a{number:03d}"] != apart[f"copy{number:03d}"]]
-    assert split_pairs
-    assert all(together[f"a{number:03d}"] == together[f"copy{number:03d}"] for number in range(30))
-    assert all(together[f"single{number}"] == apart[f"single{number}"] for number in range(30))
-    assert set(together.values()) == {"train", "val"}
-
-
-def test_only_what_changed_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(content_groups, "PER_FILE", 8)
-    pictures, rules = copies(30), {"splits": {"val": 0.4, "group_by": "content"}}
-    published(make(tmp_path / "raw", pictures, **rules))
-    looks = tmp_path / "out" / "looks"
-    before = {path.name: path.stat().st_mtime_ns for path in looks.iterdir()}
-    assert len(before) == 8
-    again = build(make(tmp_path / "raw", {**pictures, "new.png": noise(500)}, **rules))
-    after = {path.name: path.stat().st_mtime_ns for path in looks.iterdir()}
-    assert len(after) == 8 and len(before.items() & after.items()) == 7
-    assert again.gained == 1
-
-
-def test_a_torn_picture_does_not_keep_others_from_their_group(tmp_path: Path) -> None:
-    config = make(tmp_path / "raw", copies(12), splits={"val": 0.4, "group_by": "content"}, reject_budget=0.2)
-    (tmp_path / "raw" / "a003.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(40))
-    built = build(config)
-    assert built.rejects == {"image.undecodable": 1}
-    found = sides(built.version)
-    assert all(found[f"a{number:03d}"] == found[f"copy{number:03d}"] for number in range(12) if number != 3)
 
 
 def test_a_rule_leaves_out_what_was_measured_only(tmp_path: Path) -> None:

@@ -321,27 +321,35 @@ class Converter:
         """Append the sample to the tar unless it is rejected."""
         content = None
         try:
-            raw = self.raw(entry)
-            content = content_digest(entry, raw)
-            if self.decisions.fails_one(content):
-                return ConvertedSample(entry, None, content, {}, None, is_filtered=True, by_score=True)
-            taken = self.modality.take(raw, self.dataset)
-            if not filters.passes_measured(self.rules, taken.statistics):
-                return ConvertedSample(entry, None, content, taken.statistics, None, is_filtered=True)
-            span = writer.add(entry.key, taken.members)
+            with self.rejecting(entry):
+                raw = self.raw(entry)
+                content = content_digest(entry, raw)
+                if self.decisions.fails_one(content):
+                    return ConvertedSample(entry, None, content, {}, None, is_filtered=True, by_score=True)
+                taken = self.modality.take(raw, self.dataset)
+                if not filters.passes_measured(self.rules, taken.statistics):
+                    return ConvertedSample(entry, None, content, taken.statistics, None, is_filtered=True)
+                span = writer.add(entry.key, taken.members)
         except Reject as reject:
             return ConvertedSample(entry, None, content, {}, reject)
+        return ConvertedSample(entry, span, content, taken.statistics, None, " ".join(sorted(taken.members)))
+
+    @contextmanager
+    def rejecting(self, entry: ListedSample) -> Iterator[None]:
+        """Raise Reject for what the block cannot decode, whatever a decoder raises; TarmacError where it
+        takes too much memory. Faults of this host, or of the source as a whole, are raised as they are."""
+        try:
+            yield
+        except (Reject, OSError, TarmacError):
+            raise
         except MemoryError:
             raise TarmacError(
                 f"{printable(entry.place)}: there is not enough memory on this machine to convert it; lower "
                 "engine.build.workers, or lower dataset.image.max_pixels so that it is rejected"
             ) from None
-        except (OSError, TarmacError):
-            raise  # a fault of this host, or of the source as a whole
         except Exception as error:  # noqa: BLE001 - hostile bytes in a decoder cost one sample, never the build
             detail = _ADDRESS.sub("", f"{type(error).__name__}: {error}")[:200]
-            return ConvertedSample(entry, None, content, {}, Reject(self.modality.undecodable, detail))
-        return ConvertedSample(entry, span, content, taken.statistics, None, " ".join(sorted(taken.members)))
+            raise Reject(self.modality.undecodable, detail) from None
 
 
 @lru_cache(maxsize=1)

@@ -201,9 +201,9 @@ def note_rejects(
     catalogue: Catalogue, known: Mapping[int, KnownShard], staging: Path, ordinals: Iterable[int]
 ) -> None:
     """Note the rejects of these converted shards in the catalogue. Afterwards the fact `unread` counts the
-    samples that could not be read for a cause that may pass."""
+    samples that could not be read, or not measured, for a cause that may pass."""
     sidecars = KnownSidecars()
-    unread = catalogue.fact("unread_containers") or 0
+    unread, unmeasured = catalogue.fact("unread_containers") or 0, catalogue.fact("unmeasured") or 0
     with catalogue.transaction():
         for planned in map(catalogue.shard, ordinals):
             table = _converted(planned, catalogue, known, staging, sidecars).sidecar
@@ -214,7 +214,7 @@ def note_rejects(
                 RejectedSample.of(entry, reason, detail or "") for entry, reason, detail in rows if reason
             )
             catalogue.reject(rejects, in_conversion=True)
-        catalogue.note("unread", unread)
+        catalogue.note("unread", max(unread, unmeasured))
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,18 +91,17 @@ class RejectedSample:
         return cls(entry.number, entry.key, entry.original_key, reason, detail, entry.place, entry.file)
 
 
-_COLUMNS = """number INTEGER, key TEXT, split TEXT, shard_hash INTEGER, weight INTEGER, size INTEGER,
-    entry BLOB"""
+_COLUMNS = "key TEXT, split TEXT, shard_hash INTEGER, weight INTEGER, size INTEGER, entry BLOB"
 """`entry` is the whole ListedSample by marshal: that takes half the time of a column per field, and accepts
 texts that are not valid Unicode, as paths and captions may be."""
 SCHEMA = f"""
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT);
 CREATE TABLE containers (
     source INTEGER, name BLOB, size INTEGER, stamp TEXT, filtered INTEGER, PRIMARY KEY (source, name));
-CREATE TABLE listed ({_COLUMNS});
+CREATE TABLE listed (number INTEGER PRIMARY KEY, {_COLUMNS});
 CREATE TABLE rejects (number INTEGER PRIMARY KEY, key TEXT, original_key TEXT, reason TEXT, detail TEXT,
     place TEXT, file TEXT, is_entry INTEGER);
-CREATE TABLE entries (rank INTEGER PRIMARY KEY, {_COLUMNS});
+CREATE TABLE entries (rank INTEGER PRIMARY KEY, number INTEGER, {_COLUMNS});
 CREATE TABLE shards (
     ordinal INTEGER PRIMARY KEY, split TEXT, start INTEGER, stop INTEGER, digest TEXT UNIQUE);
 """
@@ -211,29 +210,24 @@ class Catalogue:
     def listed(self) -> int:
         return self._count("SELECT count(*) FROM listed")
 
-    def listed_below(self, prefix: int, bits: int) -> Iterator[ListedSample]:
-        """Yield the listed samples whose shard hashes begin with these bits, by hash and key."""
-        low = (prefix << HASH_BITS - bits) - _SIGN
-        high = (prefix + 1 << HASH_BITS - bits) - 1 - _SIGN
-        query = "SELECT entry FROM listed WHERE shard_hash BETWEEN ? AND ? ORDER BY shard_hash, key, number"
-        for (packed,) in self._database.execute(query, (low, high)):
+    def every_listed(self) -> Iterator[ListedSample]:
+        """Yield the listed samples in the sources' order."""
+        for (packed,) in self._database.execute("SELECT entry FROM listed ORDER BY number"):
             yield _entry(packed)
 
-    def index_hashes(self) -> None:
-        """Make `listed_below` fast."""
-        self._database.execute("CREATE INDEX IF NOT EXISTS listed_hashes ON listed (shard_hash)")
+    def listed_as(self, numbers: Iterable[int]) -> Iterator[ListedSample]:
+        """Yield the listed samples with these numbers, in their order."""
+        for number in numbers:
+            query = "SELECT entry FROM listed WHERE number = ?"
+            yield _entry(self._database.execute(query, (number,)).fetchone()[0])
 
-    def regroup(self, moves: Iterable[tuple[str, str, str]]) -> None:
-        """Change group and split of listed samples, given as key, group and split."""
-        self._database.execute("CREATE INDEX IF NOT EXISTS listed_keys ON listed (key, number)")
-        for key, group, split in moves:
-            of_key = self._database.execute("SELECT number, entry FROM listed WHERE key = ?", (key,))
-            for number, packed in of_key.fetchall():
-                changed = _entry(packed)._replace(group=group)
-                self._database.execute(
-                    "UPDATE listed SET split = ?, entry = ? WHERE number = ?",
-                    (split, marshal.dumps(tuple(changed)), number),
-                )
+    def regroup(self, moves: Iterable[tuple[int, str, str]]) -> None:
+        """Change group and split of listed samples, given as number, group and split."""
+        for number, group, split in moves:
+            [entry] = self.listed_as([number])
+            changed = marshal.dumps(tuple(entry._replace(group=group)))
+            row = (split, changed, number)
+            self._database.execute("UPDATE listed SET split = ?, entry = ? WHERE number = ?", row)
 
     # planning
 

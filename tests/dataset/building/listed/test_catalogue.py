@@ -1,5 +1,6 @@
 """The samples of a build on disk, and what is read again after a kill."""
 
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -62,6 +63,20 @@ def test_the_first_of_a_key_stays_wherever_the_others_would_go(catalogue: Catalo
         (9, "key.duplicate", "t:1 has this key; see there"),
     ]
     assert (catalogue.read, catalogue.accepted, catalogue.rejected_in_listing) == (4, 2, 2)
+
+
+def test_samples_change_their_group_without_a_search_through_all(catalogue: Catalogue) -> None:
+    """A search would read all pages for each of them, which takes a minute here."""
+    with catalogue.transaction():
+        catalogue.add(entry(n, f"key {n % 30_000}") for n in range(50_000))
+    began = time.perf_counter()
+    with catalogue.transaction():
+        catalogue.regroup((n, "together", "val") for n in range(0, 40_000, 2))
+    assert time.perf_counter() - began < 10
+    groups = [one.group for one in catalogue.every_listed()]
+    assert groups == ["together" if n < 40_000 and n % 2 == 0 else None for n in range(50_000)]
+    catalogue.plan(RULES, "rules", ["source"], {0: "; see there"})
+    assert sum(shard.samples for shard in catalogue.shards() if shard.split == "val") == 15_000
 
 
 def test_a_reject_of_the_conversion_is_counted_once(catalogue: Catalogue) -> None:
