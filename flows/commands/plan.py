@@ -122,6 +122,13 @@ def _build_lines(settings: Config, build: Forecast) -> Iterator[str]:
     if build.work is not None:
         yield from _work_lines(settings, build.work, "under way" if build.holder else "interrupted")
     tried = build.work or build.reading
+    if tried is not None and tried.to_compare:
+        most = "" if build.work is not None else "up to "
+        took = f"about {_work_time(settings, tried.compare_seconds)}" if tried.taken else "time unknown"
+        yield (
+            f"          {most}{counted(tried.to_compare, 'sample')} are compared first, which decodes each "
+            f"once more: {took}; which of them are copies, and move, is known only then"
+        )
     yield from _tried_lines(settings, build)
     yield from (f"!         {doubt}" for doubt in build.doubts if not is_private)
     if tried is None or tried.taken or not tried.tried:  # else the size is not known

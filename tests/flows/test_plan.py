@@ -76,6 +76,16 @@ def test_what_the_build_meets_is_shown_before_what_the_training_lacks(
     )
 
 
+def test_what_is_compared_first_is_part_of_the_plan(birds: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    grouped = ("plan", "birds.yaml", "--set", "dataset.splits={val: 0.3, group_by: content}")
+    shown = output_of(capsys, *grouped)
+    assert f"{COUNT} samples are compared first, which decodes each once more: about " in shown
+    assert "with 2 workers; which of them are copies, and move, is known only then" in shown
+    work = json_of(capsys, *grouped)["build"]["work"]
+    assert work["to_compare"] == COUNT and work["compare_seconds"] > 0
+    assert "compared first" not in output_of(capsys, "plan", "birds.yaml")
+
+
 def test_what_training_leaves_out_is_reported(birds: Path, capsys: pytest.CaptureFixture[str]) -> None:
     version = published("birds.yaml")
     assert "left out" not in output_of(capsys, "plan", "birds.yaml") + output_of(
