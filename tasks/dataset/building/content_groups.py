@@ -7,8 +7,8 @@ are held out as often as single samples.
 Where the current version was grouped by content, its groups stay: every sample keeps its group, new copies
 join the group of those that are there, and only where new copies make several groups one, all but one of
 those move, to one that is trained on if there is one. So, with the same shares, no sample that the current
-version trains on is held out by the next. The price is that groups depend on the versions before, and that a sample whose copies are
-gone stays where they were.
+version trains on is held out by the next. The price is that groups depend on the versions before, and that a
+sample whose copies are gone stays where they were.
 """
 
 from __future__ import annotations
@@ -57,34 +57,28 @@ def moves_of(config: Config, catalogue: Catalogue, looks: RawLooks) -> Iterator[
     with their group and split."""
     _, near = duplicates.clusters_of(looks.looks, by_text=config.dataset.modality == "chat")
     rows = np.flatnonzero(np.bincount(near, minlength=len(near))[near] > 1)
+    clusters: dict[int, dict[str, int]] = defaultdict(dict)
     entries = catalogue.listed_as(looks.numbers[rows].tolist())
-    alike = {entry.number: entry.key for entry in entries}
-    known = _known_groups(config, set(alike.values()))
-    members: dict[int, list[int]] = defaultdict(list)
-    for label, number in zip(near[rows].tolist(), alike, strict=True):
-        members[label].append(number)
-    alone = known.keys() - set(alike.values())
-    kept = (
-        [(one.number, known[one.key]) for one in catalogue.every_listed() if one.key in alone]
-        if alone
-        else []
-    )
+    for label, entry in zip(near[rows].tolist(), entries, strict=True):
+        clusters[label].setdefault(entry.key, entry.number)  # the first with a key is the one that stays
+    keys = {key for members in clusters.values() for key in members}
+    known = _known_groups(config, keys)
     draw = partial(_drawn, config)
-    groups = (
-        (group_of([alike[one] for one in numbers], known, draw), numbers) for numbers in members.values()
-    )
-    grouped = ((number, group) for group, numbers in groups for number in numbers)
-    return ((number, group, draw(group)) for some in (grouped, kept) for number, group in some)
+    found: dict[int, str] = {}
+    for members in clusters.values():
+        found |= dict.fromkeys(members.values(), group_of(members, known, draw))
+    alone = known.keys() - keys  # their copies are gone
+    if alone:
+        found |= {one.number: known[one.key] for one in catalogue.every_listed() if one.key in alone}
+    return ((number, group, draw(group)) for number, group in found.items())
 
 
 def group_of(keys: Collection[str], known: Mapping[str, str], draw: Callable[[str], str]) -> str:
     """Return the group of samples that are copies of each other. `known` has the groups that there are, by
     key, and `draw` returns the split of a group."""
     there = {known[key] for key in keys if key in known}
-    return min(
-        there or keys,
-        key=lambda group: (bool(there) and draw(group) != splits.REST, shard_hash(group), group),
-    )
+    trained = {group for group in there if draw(group) == splits.REST}
+    return min(trained or there or keys, key=lambda key: (shard_hash(key), key))
 
 
 def _drawn(config: Config, group: str) -> str:
