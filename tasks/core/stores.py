@@ -11,7 +11,7 @@ import errno
 import os
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import BinaryIO, NamedTuple, Protocol
 from urllib.parse import parse_qsl, urlsplit
@@ -86,12 +86,33 @@ def address_key(address: str) -> str:
     if found is None or not is_web(address):
         return address
     pairs = parse_qsl(found[4] or "", keep_blank_values=True)
-    signatures = [_SIGNATURE, *(_SIGNED_BY[name] for name, _ in pairs if name in _SIGNED_BY)]
-    naming = [pair for pair in pairs if not any(one.fullmatch(pair[0]) for one in signatures)]
+    signs = _signing(name for name, _ in pairs)
+    naming = [pair for pair in pairs if pair[0] not in signs]
     if not naming:
         return redact(address)
     digest = blake2b(repr(naming).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
     return f"{redact(address)}?{digest}"
+
+
+def unsigned(address: str) -> str:
+    """Return a web address without user, password and signature; an address without these, or any other text,
+    as it is."""
+    found = _PARTS.fullmatch(address) if is_web(address) else None
+    if found is None:
+        return address
+    pieces = (found[4] or "").split("&")
+    signs = _signing(piece.partition("=")[0] for piece in pieces)
+    naming = "&".join(piece for piece in pieces if piece.partition("=")[0] not in signs)
+    if not signs and address.startswith(f"{found[1]}://{found[2]}"):
+        return address
+    return f"{redact(address)}?{naming}" if naming else redact(address)
+
+
+def _signing(names: Iterable[str]) -> set[str]:
+    """Return those of a query's parameters that belong to a signature."""
+    there = set(names)
+    signatures = [_SIGNATURE, *(_SIGNED_BY[name] for name in there if name in _SIGNED_BY)]
+    return {name for name in there if any(one.fullmatch(name) for one in signatures)}
 
 
 def split_location(location: str) -> tuple[str, str]:

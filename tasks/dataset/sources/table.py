@@ -21,7 +21,7 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.patterns import base_folder
 from tasks.core.schema import Dataset, TableSource
 from tasks.core.schema.source import NAMED_TABLES, TABLES
-from tasks.core.stores import ObjectStat, address_key, is_remote, without_query
+from tasks.core.stores import ObjectStat, address_key, is_remote, unsigned, without_query
 from tasks.dataset.filters import passes
 from tasks.dataset.formats.images import largest_bytes
 from tasks.dataset.keys import stem
@@ -263,7 +263,10 @@ class TableImages:
         if self._joiner is not None:
             texts = captions_in(row.get(self._config.caption), self._fix)
             further = {key: row[key] for key in row if key not in (self._config.image, self._config.caption)}
-            return {"txt": texts[0].encode(), "json": to_json({**further, CAPTIONS: texts}, self._fix)}
+            return {
+                "txt": texts[0].encode(),
+                "json": to_json({**_unsigned(further), CAPTIONS: texts}, self._fix),
+            }
         caption, templates = text_of(row.get(self._config.caption), self._fix), self._config.templates
         if templates is not None:
             caption = filled(templates, caption.decode(), row_text(row)).encode()
@@ -272,7 +275,7 @@ class TableImages:
         members = {"txt": caption}
         row.pop(self._config.image)
         if row:
-            members["json"] = to_json(row, self._fix)
+            members["json"] = to_json(_unsigned(row), self._fix)
         return members
 
     def _key(self, fields: Mapping[str, Any]) -> str:
@@ -310,3 +313,14 @@ def _content_key(path: str | None, image: bytes, text: bytes) -> str:
     running = blake2b(image, digest_size=10)
     running.update(len(image).to_bytes(8, "big") + text)
     return f"{stem(path)}-{running.hexdigest()}" if path else running.hexdigest()
+
+
+def _unsigned(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row's further fields as they are stored, without the signatures of their addresses."""
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, list):
+            return [cut(one) for one in value]
+        return unsigned(value) if isinstance(value, str) else value
+
+    return {name: cut(value) for name, value in row.items()}

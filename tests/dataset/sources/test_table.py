@@ -574,6 +574,34 @@ def test_an_address_that_is_signed_anew_keeps_its_key(
     assert key("https://127.0.0.1:1/get?id=1") != key("https://127.0.0.1:1/get?id=2")
 
 
+@pytest.mark.parametrize(
+    ("value", "stored"),
+    [
+        (
+            "https://h/a.png?id=7&w=2%20a&X-Amz-Signature=secret&X-Amz-Expires=9",
+            "https://h/a.png?id=7&w=2%20a",
+        ),
+        ("https://h/a.png?se=1&sig=secret", "https://h/a.png"),
+        ("https://me:secret@h/a.png?id=7", "https://h/a.png?id=7"),
+        *(
+            (one, one)
+            for one in ("https://h/a.png?id=7&se=x#top", "https://h/a.png", "see https://h/?sig=x", "s", 5)
+        ),
+        (["https://h/a.png?sig=secret", None], ["https://h/a.png", None]),
+    ],
+)
+@pytest.mark.parametrize("captions", ["one", "all"])
+def test_further_columns_are_stored_without_the_signatures_of_their_addresses(
+    captions: str, value: Any, stored: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "a.png").write_bytes(b"image")
+    row = {"file": "a.png", "caption": "x", "url2": value}
+    (tmp_path / "t.jsonl").write_text(json.dumps(row) + "\n")
+    table = source(tmp_path / "t.jsonl", captions=captions)
+    (item,) = listed(table)
+    assert json.loads(table.read(item.file, item.content)["json"])["url2"] == stored
+
+
 def test_a_server_that_is_gone_is_not_waited_for_row_by_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
