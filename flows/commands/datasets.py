@@ -182,11 +182,11 @@ def _show_build(
         screen.finished("build", f"up to date: version {version.name}", seconds)
     notice = quarantine.notice(version, left_out)
     lines = list(_built_lines(settings, version, manifest, built, notice))
-    if is_ok and settings.train is not None and "train" in manifest.splits:
-        lines.append(f"  next     {again}")
     lines += lines_of(findings)
     if unscored:
         lines.append(_unscored_line(settings, unscored))
+    if is_ok and settings.train is not None and "train" in manifest.splits:
+        lines.append(f"  next     {again}")
     say("\n".join(lines))
     return 0 if is_ok else 1
 

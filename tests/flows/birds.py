@@ -46,7 +46,7 @@ def output_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0
 
 
 def json_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    """The JSON object of a command that finds nothing wrong."""
+    """The JSON object of a command that finds nothing wrong, but that captions such as `picture 7` say nothing."""
     value: dict[str, Any] = json.loads(output_of(capsys, *arguments, "--json"))
-    assert value["ok"] is True and value["findings"] == []
+    assert value["ok"] is True and {one["code"] for one in value["findings"]} <= {"captions.meaningless"}
     return value
