@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tasks.dataset.building.builder import build
 from tasks.dataset.building.forecast import forecast
 from tasks.dataset.init import config_text, survey
 from tasks.dataset.preview.page import page_path, write_beside
+from tasks.dataset.quality.verdict import Terms
 from tasks.dataset.verify.verifier import verify
 from tasks.dataset.version.versions import publish
 from tasks.loader.indexed import IndexedReader
@@ -155,7 +157,7 @@ def test_the_cauldron_is_taken_whole(tmp_path: Path) -> None:
     assert (built.read, built.accepted) == (20, 20)
     assert verify(built.version, level="full").ok
     publish(config.dataset.output, built.version, 1)
-    write_beside(built.version)
+    write_beside(built.version, asdict(Terms.of(config)))
     assert "Which of 3?" in page_path(built.version).read_text()
     read = IndexedReader(built.version, "train").read(0).members
     assert json.loads(read["json"])["messages"][0].keys() == {"user", "assistant", "source"}
