@@ -267,6 +267,14 @@ def summary_of(left: TrainingLeft | None) -> tuple[str, bool]:
             ("engine.train.gpus=1", "train.deterministic=true"),
             ["exact to the bit, which forbids TensorFloat-32 and the fastest kernels"],
         ),
+        (
+            ("train.steps=100", "train.checkpoint_every=20"),
+            ["checkpoints on the disk: at most 5 of ", " in all; train.keep keeps fewer"],
+        ),
+        (
+            ("train.steps=100", "train.checkpoint_every=20", "train.keep={latest: 1, best: 1}"),
+            ["checkpoints on the disk: at most 3 of "],
+        ),
     ],
 )
 def test_a_plan_says_all_that_a_recipe_or_the_device_decided_on(

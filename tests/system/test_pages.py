@@ -34,6 +34,9 @@ WIDER_THAN_THE_SCREEN = """[...document.querySelectorAll('body *')]
             if (['auto', 'scroll', 'hidden', 'clip'].includes(getComputedStyle(above).overflowX)) return false;
         return true;
     }).map(one => one.tagName + '.' + one.className + ' ' + one.textContent.trim().slice(0, 40))"""
+UNMARKED = """[...document.querySelectorAll('.scroll')].filter(one => one.scrollWidth > one.clientWidth + 1
+    && (getComputedStyle(one).backgroundImage == 'none' || one.tabIndex < 0)).map(one => one.textContent.trim().slice(0, 40))"""
+"""Tables that are cut at the edge of the screen without a shadow there, or that no key scrolls."""
 PLACE_OF_TAB = """(panel => {
     const link = document.querySelector(`nav a[href="#${panel}"]`);
     link.scrollIntoView({inline: 'center', block: 'center', behavior: 'instant'});
@@ -129,6 +132,7 @@ def assert_readable(page: Page, path: Path, tab: str, expecting: Sequence[str]) 
         assert [one for one in expecting if one not in text] == []
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "it scrolls sideways"
         assert page.evaluate(WIDER_THAN_THE_SCREEN) == []
+        assert page.evaluate(UNMARKED) == [], "nothing shows that they scroll"
         assert page.evaluate(BROKEN) == 0, "pictures are not drawn"
         assert page.evaluate(UNREADABLE) == [], theme
     assert all(asked.startswith(("file:", "data:", "about:")) for asked in page.requests)
