@@ -30,7 +30,7 @@ WRONG_CHANGES = {
     "dataset.source.caption=Texte": "katalog.csv has no column 'Texte'; did you mean Text?",
     "dataset.source.caption=caption": "katalog.csv has no column 'caption'; there are: Datei, Text, Art",
     "dataset.source.delimiter=,": "no valid YAML: did not find expected node content; a text goes into quotes",
-    'dataset.source.delimiter=","': "no column 'Datei'; its cells are cut by ';': mend delimiter",
+    'dataset.source.delimiter=","': "katalog.csv has no ',', but ';'; write delimiter: ';'",
     "dataset.source.root=raw/Fotos": "dataset.source.root: there is no folder raw/Fotos",
 }
 
