@@ -146,7 +146,7 @@ class VersionSamples:
         return ShardSamples(shard, table.column("key").to_pylist(), contents, checksums.astype(np.uint32))
 
     def _of_others(self) -> Iterator[ShardSamples]:
-        """Of tars that others wrote, a sample's content is digested from its key and its stored bytes."""
+        """Yield the samples of tars that others wrote, whose content is a digest of key and stored bytes."""
         for split in dict.fromkeys(shard.split for shard in self.shards):
             index = read_index(self._version, split)
             pieces = read_pieces(self._version / samples_name(split), ("key",))

@@ -16,8 +16,8 @@ from tasks.runs.folder import RunFolder
 
 @dataclass(frozen=True)
 class SampleJudgement:
-    """One row of an evaluation about a sample: its figures by column, and whether they are those of a right
-    answer; None where no column says that. `item` tells several rows of a sample apart."""
+    """One row of an evaluation about a sample: its figures by column, and whether its answer is right:
+    None where no column says so. `item` distinguishes several rows of a sample."""
 
     step: int
     task: str

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 from tasks.loader.indexed import IndexedReader
 
 
-class ShardSamples(Dataset):
+class IndexedSamples(Dataset):
     def __init__(self, version, split):
         self.reader = IndexedReader(Path(version), split)
 
@@ -38,7 +38,7 @@ class ShardSamples(Dataset):
 
 
 if __name__ == "__main__":
-    samples = ShardSamples({version!r}, {split!r})
+    samples = IndexedSamples({version!r}, {split!r})
     batches = DataLoader(samples, batch_size=8, shuffle=True, num_workers=2, collate_fn=list)
     print(len(samples), sorted(next(iter(batches))[0]))
 """

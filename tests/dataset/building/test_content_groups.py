@@ -61,7 +61,7 @@ def drawn(share: float, group: str) -> str:
 
 @pytest.mark.parametrize("size", [2, 5, 20])
 def test_groups_of_any_size_are_held_out_as_often_as_single_samples(size: int) -> None:
-    """Of 20,000 groups 5 % are expected in `val`, with a standard deviation of 0.15 %."""
+    """The share of 20,000 groups in `val` is expected to be 5 %, with a standard deviation of 0.15 %."""
     draw = partial(drawn, 0.05)
     found = Counter(draw(group_of([f"{n}-{one}" for one in range(size)], {}, draw)) for n in range(20_000))
     assert found["val"] / 20_000 == pytest.approx(0.05, abs=4 * 0.00154)

@@ -108,7 +108,7 @@ def test_an_unknown_rule_names_the_statistics_too(tmp_path: Path) -> None:
 
 
 def test_a_rule_leaves_out_what_was_measured_only(tmp_path: Path) -> None:
-    """Of pictures below 64 pixels no border is measured, and below 32 no sharpness."""
+    """No border is measured on pictures below 64 pixels, and no sharpness below 32."""
     framed = Image.new("RGB", (96, 96), "white")
     framed.paste(noise(70).resize((96, 48)), (0, 24))
     pictures = {"framed.png": framed, **BUSY, **{f"small{n}.png": noise(80 + n, side=20) for n in range(4)}}

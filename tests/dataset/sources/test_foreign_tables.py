@@ -346,8 +346,8 @@ def test_a_short_compressed_table_that_is_damaged_is_no_other_kind_of_file(
     if kind == "json":  # of which init has looked at the beginning
         return
     assert main(["init", str(path), "--out", str(tmp_path / "x.yaml")]) != 0
-    told = capsys.readouterr()
-    assert re.search(r"is damaged: .* cannot be unpacked", " ".join((told.out + told.err).split()))
+    shown = capsys.readouterr()
+    assert re.search(r"is damaged: .* cannot be unpacked", " ".join((shown.out + shown.err).split()))
 
 
 def test_a_table_that_is_not_compressed_in_spite_of_its_name(tmp_path: Path) -> None:
