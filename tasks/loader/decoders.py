@@ -7,9 +7,9 @@ adds where it lies.
 
 from __future__ import annotations
 
-import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,20 +17,21 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from tasks.core.errors import DataError
-from tasks.dataset.formats import images
-from tasks.dataset.formats.images import Reduce
+from tasks.dataset.formats import images, pixels
+from tasks.dataset.formats.pixels import EncodedImage, Pixels
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.formats.volumes.stored import Crop, StoredVolume
 from tasks.dataset.version.layout import CAPTIONS
 from tasks.dataset.version.rejects import Reject
+from tasks.loader import worker_state
 from tasks.loader.worker_state import decoding
 
 _CAPTIONS_FIELD = f'"{CAPTIONS}"'.encode()
 
 
-def image_of(members: Mapping[str, bytes], reduce: Reduce | None = None) -> Image.Image:
+def image_of(members: Mapping[str, bytes]) -> Image.Image:
     """Return the image of an image_text sample, whichever member holds it."""
-    return decode_image(members[picture_name(members)], reduce)
+    return decode_image(members[picture_name(members)])
 
 
 def picture_name(members: Mapping[str, bytes]) -> str:
@@ -41,28 +42,47 @@ def picture_name(members: Mapping[str, bytes]) -> str:
     return name
 
 
-@decoding
-def decode_image(data: bytes, reduce: Reduce | None = None) -> Image.Image:
-    """Return an upright image of mode RGB, decoded as the build did, with whatever number of pixels the build
-    allowed. A JPEG is decoded to a smaller size where `reduce` asks for it."""
+@contextmanager
+def _faults_of_pictures() -> Iterator[None]:
     try:
-        kind, picture = images.decode(data, images.ANY_SIZE, reduce)
-        if kind not in images.MEMBERS:
-            raise DataError(f"picture cannot be decoded: shards hold {', '.join(images.MEMBERS)}, not {kind}")
-        return images.to_rgb(images.upright(picture))
+        yield
     except Reject as reject:
         raise DataError(f"picture cannot be decoded: {reject.detail}") from None
     except (OSError, SyntaxError, ValueError) as error:  # so many pixels that no image can be made of them
         raise DataError(f"picture cannot be decoded: {error}") from error
 
 
-def picture_size(data: bytes) -> tuple[int, int]:
-    """Return width and height of what `decode_image` would return, from the header alone."""
-    try:
-        with Image.open(io.BytesIO(data)) as picture:
-            return images.upright_size(picture)
-    except (OSError, SyntaxError, ValueError) as error:
-        raise DataError(f"picture cannot be decoded: {error}") from error
+@decoding
+def decode_image(data: bytes, *, turns: bool = True) -> Image.Image:
+    """Return an image of mode RGB, decoded as the build did, with whatever number of pixels the build
+    allowed; upright, unless with `turns` False."""
+    with _faults_of_pictures():
+        kind, picture = images.decode(data, images.ANY_SIZE)
+        if kind not in images.MEMBERS:
+            raise DataError(f"picture cannot be decoded: shards hold {', '.join(images.MEMBERS)}, not {kind}")
+        return images.to_rgb(images.upright(picture) if turns else picture)
+
+
+def open_image(data: bytes, *, turns: bool = True) -> EncodedImage:
+    """Read the header of an image, whose `size` is that of what `decode_image` returns."""
+    with _faults_of_pictures():
+        image = pixels.read_header(data, images.ANY_SIZE, turns=turns)
+    if image.header.kind not in images.MEMBERS:
+        raise DataError(
+            f"picture cannot be decoded: shards hold {', '.join(images.MEMBERS)}, not {image.header.kind}"
+        )
+    return image
+
+
+@decoding
+def decode_pixels(image: EncodedImage, factor: int = 1) -> Pixels:
+    """Return the pixels of what `decode_image` returns, [height, width, 3] uint8; a JPEG's `factor` (1, 2, 4
+    or 8) times smaller."""
+    with _faults_of_pictures():
+        found, decoder = pixels.pixels_of(image, factor)
+    if decoder != image.takers[0]:
+        worker_state.mine.refusing()
+    return found
 
 
 def volume_of(members: Mapping[str, bytes]) -> StoredVolume:

@@ -25,7 +25,7 @@ from typing import ParamSpec, TypeVar
 
 from tasks.core.process import Identity
 
-MAGIC = b"TARMACW1"
+MAGIC = b"TARMACW2"
 PATTERN = "rank_*_worker_*"
 NONE = -1
 SHARD_BYTES = 128
@@ -77,6 +77,7 @@ class Record(ctypes.LittleEndianStructure):
         ("offset", ctypes.c_int64),
         ("read", ctypes.c_uint64),
         ("dropped", ctypes.c_uint64),
+        ("refused", ctypes.c_uint64),
         ("delivered", ctypes.c_uint64),
         ("batches", ctypes.c_uint64),
         ("seconds", ctypes.c_double * len(WorkerStage)),
@@ -99,6 +100,7 @@ class Record(ctypes.LittleEndianStructure):
     offset: int
     read: int
     dropped: int
+    refused: int
     delivered: int
     batches: int
     seconds: ctypes.Array[ctypes.c_double]
@@ -112,7 +114,8 @@ class WorkerState:
     `shard` is `train/000007.tar`, and empty before the first one. `offset` is the byte in the shard at which
     the sample begins that is being read or was read last; in a stream it is how far the file has been read.
     `row` is the sample's row in the split's index, None in a stream. `read` counts samples, of which
-    `dropped` were bad, and `delivered` samples left in `batches`. `since` (Unix seconds) is when the current
+    `dropped` were bad, and `delivered` samples left in `batches`. `refused` counts pictures that the quickest
+    decoder refused and another one decoded. `since` (Unix seconds) is when the current
     stage began, and `seconds` are those spent in every stage before.
     """
 
@@ -127,6 +130,7 @@ class WorkerState:
     offset: int | None
     read: int
     dropped: int
+    refused: int
     delivered: int
     batches: int
     seconds: Mapping[WorkerStage, float]
@@ -187,6 +191,10 @@ class Writer:
     def dropping(self) -> None:
         """Record that the sample is bad."""
         self._record.dropped += 1
+
+    def refusing(self) -> None:
+        """Record that a decoder refused a picture, which another one decoded."""
+        self._record.refused += 1
 
     def handing_over(self, samples: int) -> None:
         """Record that a batch of so many samples is made."""
@@ -283,6 +291,7 @@ def read_state(path: Path) -> WorkerState | None:
         offset=None if record.offset == NONE else record.offset,
         read=record.read,
         dropped=record.dropped,
+        refused=record.refused,
         delivered=record.delivered,
         batches=record.batches,
         seconds=dict(zip(WorkerStage, record.seconds, strict=True)),

@@ -1,16 +1,28 @@
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import skimage.data
 from PIL import Image
 from pydantic import ValidationError
 
 from tasks.core.errors import DataError
 from tasks.core.schema import ImageRules
-from tasks.dataset.formats import images
-from tasks.loader.decoders import captions_of, decode_image, decode_json, decode_text, image_of
+from tasks.dataset.formats import images, pixels
+from tasks.dataset.formats.pixels import DECODERS, REDUCTIONS
+from tasks.loader.decoders import (
+    captions_of,
+    decode_image,
+    decode_json,
+    decode_pixels,
+    decode_text,
+    image_of,
+    open_image,
+)
+from tasks.loader.worker_state import WorkerStates, read_all
 
 
 def saved(picture: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
@@ -55,22 +67,53 @@ def test_the_cameras_orientation_is_applied() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "turned", "size"), [("JPEG", 1, (20, 15)), ("JPEG", 6, (15, 20)), ("PNG", 1, (80, 60))]
+    ("kind", "turned", "shape"), [("JPEG", 1, (15, 20)), ("JPEG", 6, (20, 15)), ("PNG", 1, (60, 80))]
 )
-def test_a_jpeg_alone_is_decoded_smaller_and_its_reader_asked_by_its_upright_size(
-    kind: str, turned: int, size: tuple[int, int]
+def test_a_jpeg_alone_is_decoded_smaller_and_its_size_is_known_before(
+    kind: str, turned: int, shape: tuple[int, int]
 ) -> None:
     exif = Image.Exif()
     exif[0x0112] = turned
-    asked: list[tuple[int, int]] = []
+    image = open_image(saved(Image.new("RGB", (80, 60), "red"), kind, exif=exif))
+    assert image.size == ((80, 60) if turned == 1 else (60, 80))
+    assert decode_pixels(image, 4).shape == (*shape, 3)
 
-    def reduce(whole: tuple[int, int]) -> int:
-        asked.append(whole)
-        return 4
 
-    picture = decode_image(saved(Image.new("RGB", (80, 60), "red"), kind, exif=exif), reduce)
-    assert picture.size == size
-    assert asked == [(80, 60) if turned == 1 else (60, 80)]
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("size", [(256, 192), (97, 61)])
+@pytest.mark.parametrize("options", [{}, {"subsampling": 0}, {"subsampling": 1}, {"progressive": True}])
+def test_all_decoders_give_the_same_pixels_at_every_scale(
+    mode: str, size: tuple[int, int], options: dict[str, Any]
+) -> None:
+    astronaut = Image.fromarray(skimage.data.astronaut()).resize(size).convert(mode)
+    image = open_image(saved(astronaut, "JPEG", quality=85, **options))
+    assert image.takers == ("simplejpeg", "pillow")
+    for factor in (1, *REDUCTIONS):
+        first, second = (DECODERS[name](image, factor) for name in image.takers)
+        assert np.array_equal(first, second)
+    assert np.array_equal(decode_pixels(image), np.asarray(decode_image(image.data)))
+
+
+def test_a_jpeg_that_one_decoder_refuses_is_decoded_by_the_other_and_counted(tmp_path: Path) -> None:
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8))
+    whole = saved(noise, "JPEG")
+    stuffed = whole[:-2] + bytes(100) + whole[-2:]  # libjpeg passes over these bytes, and warns
+    WorkerStates(tmp_path, 0, "train").keep(0)
+    image = open_image(stuffed)
+    assert DECODERS["simplejpeg"](image, 1) is None
+    assert np.array_equal(decode_pixels(image), np.asarray(decode_image(whole)))
+    (state,) = read_all(tmp_path)
+    assert state.refused == 1
+    with pytest.raises(DataError, match="picture cannot be decoded"):
+        decode_pixels(open_image(whole[: len(whole) // 2]))
+
+
+def test_pillow_decodes_where_there_is_no_other_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    image = open_image(saved(Image.new("RGB", (80, 60), "red"), "JPEG"))
+    usual = decode_pixels(image, 2)
+    monkeypatch.setattr(pixels, "simplejpeg", None)
+    assert image.takers == ("pillow",)
+    assert np.array_equal(decode_pixels(image, 2), usual)
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def test_a_full_disk_costs_the_state_and_not_the_training(make_version: MakeVers
 
 def test_the_layout_is_fixed() -> None:
     """Other programs read these files; a change of the layout is a new magic."""
-    assert worker_state.MAGIC == b"TARMACW1"
-    assert ctypes.sizeof(Record) == 464
+    assert worker_state.MAGIC == b"TARMACW2"
+    assert ctypes.sizeof(Record) == 472
     offsets = {name: getattr(Record, name).offset for name in ("pid", "stage", "since", "read", "shard")}
-    assert offsets == {"pid": 16, "stage": 216, "since": 224, "read": 248, "shard": 336}
+    assert offsets == {"pid": 16, "stage": 216, "since": 224, "read": 248, "shard": 344}

@@ -126,7 +126,8 @@ def test_a_sample_without_caption_is_a_data_error() -> None:
 def test_pictures_come_to_the_model_as_by_open_clips_own_transform(
     name: str, tag: str | None, is_train: bool
 ) -> None:
-    """To the bit, though they travel as bytes; MobileCLIP's weights take them from 0 to 1 as they are."""
+    """To the bit where a model is judged and within 2 levels of 255 in training, though they travel as bytes;
+    MobileCLIP's weights take them from 0 to 1 as they are."""
     recipe, seen = recipe_of(name, tag), []
     given = open_clip.get_pretrained_cfg(name, tag) if tag else {}
     fields = {
@@ -139,7 +140,12 @@ def test_pictures_come_to_the_model_as_by_open_clips_own_transform(
         expected = usual(Image.open(io.BytesIO(picture(seed))).convert("RGB"))
         got = recipe.transform(is_train)({"png": picture(seed), "txt": b"x"}, seed if is_train else None)
         seen.append((normalised(got["image"][None], recipe.preprocessing)[0], expected))
-    assert all(torch.equal(mine, theirs) and mine.shape == (3, size, size) for mine, theirs in seen)
+    assert all(mine.shape == (3, size, size) for mine, _ in seen)
+    if is_train:
+        level = 1 / 255 / min(recipe.preprocessing.std)
+        assert max((mine - theirs).abs().max() for mine, theirs in seen) < 2.01 * level
+    else:
+        assert all(torch.equal(mine, theirs) for mine, theirs in seen)
     assert (seen[0][0].min() >= 0) == (tag is not None)
 
 

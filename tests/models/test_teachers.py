@@ -26,11 +26,12 @@ from tasks.dataset.verify.verifier import verify
 from tasks.dataset.version.manifest import read_manifest
 from tasks.dataset.version.tables import read_shards
 from tasks.dataset.version.versions import publish
+from tasks.loader.decoders import decode_image
 from tasks.loader.indexed import IndexedReader
 from tasks.models import recipes
 from tasks.models.clip.pictures import normalised
 from tasks.models.reinforced import teachers
-from tasks.models.reinforced.reinforcement import replay, stored_picture
+from tasks.models.reinforced.reinforcement import replay
 from tests.conftest import ROOT
 from tests.dataset import raw
 from tests.models.examples import train_block
@@ -105,7 +106,7 @@ def test_pairs_become_a_sound_dataset_with_the_teachers_own_embeddings(place: Pa
     for name in NAMES:
         recipe = clip(pretrained=str(place / f"{name}.safetensors"))
         model: Any = recipe.build_model().eval()
-        view = replay(stored_picture(sample.members["png"]), seen[1], (32, 32), "bicubic")
+        view = replay(decode_image(sample.members["png"], turns=False), seen[1], (32, 32), "bicubic")
         crops = normalised(torch.from_numpy(np.array(view))[None], recipe.preprocessing)
         text = clip().tokenize([f"synthetic {sample.key}"])
         with torch.no_grad():

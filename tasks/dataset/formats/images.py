@@ -101,9 +101,6 @@ ORIENTATION, UPRIGHT, MOVED, LYING = 0x0112, 1, range(2, 9), range(5, 9)
 """EXIF's tag for the orientation of a picture, its value for an upright one, its values for turned or
 mirrored ones, and those that swap width and height."""
 
-Reduce = Callable[[tuple[int, int]], int]
-"""Maps an upright image's (width, height) to how many times smaller it may be decoded: 1, 2, 4 or 8."""
-
 
 class StoredImage(NamedTuple):
     """An image as it is stored, and what is known of it.
@@ -136,13 +133,14 @@ def largest_bytes(rules: ImageRules) -> int:
     return rules.max_pixels * BYTES_PER_PIXEL + SLACK
 
 
-def decode(data: bytes, rules: ImageRules, reduce: Reduce | None = None) -> tuple[str, ImageFile]:
+def decode(data: bytes, rules: ImageRules, factor: int = 1) -> tuple[str, ImageFile]:
     """Return the image's format and its decoded pixels; Reject if it is not sound or not within the limits.
 
-    With `reduce` a JPEG is decoded smaller, with fewer terms of its cosine transform; other formats are not.
+    A JPEG is decoded `factor` (1, 2, 4 or 8) times smaller, with fewer terms of its cosine transform; other
+    formats are not.
     """
     kind, image = _parse(data, rules)
-    if reduce is not None and (factor := reduce(upright_size(image))) > 1:
+    if factor > 1:
         image.draft(None, (image.width // factor, image.height // factor))
     _load(kind, image, data)
     return kind, image
@@ -150,14 +148,14 @@ def decode(data: bytes, rules: ImageRules, reduce: Reduce | None = None) -> tupl
 
 def check_image(data: bytes, rules: ImageRules) -> str:
     """Return the format of an image; Reject like `decode`, but faster, because no pixels are kept."""
-    header = _inspect(data, rules)
+    header = inspect(data, rules)
     _prove(data, rules, header)
     return header.kind
 
 
 def size_of(data: bytes, rules: ImageRules) -> tuple[int, int]:
     """Return width and height from the header alone; Reject if it is not sound."""
-    return _inspect(data, rules).size
+    return inspect(data, rules).size
 
 
 def store(data: bytes, rules: ImageRules, *, turns: bool = True) -> StoredImage:
@@ -178,10 +176,10 @@ def store(data: bytes, rules: ImageRules, *, turns: bool = True) -> StoredImage:
 
 
 def _store(data: bytes, rules: ImageRules, turns: bool) -> StoredImage:
-    header = _inspect(data, rules)
+    header = inspect(data, rules)
     fits = rules.max_side is None or max(header.size) <= rules.max_side
     if fits and header.kind in MEMBERS:
-        if turns and (orientation := _orientation(data, header)) != UPRIGHT:
+        if turns and (orientation := orientation_of(data, header)) != UPRIGHT:
             return _turned(data, rules, orientation)
         luma = None if rules.check == "header" and _is_whole(data, header) else _prove(data, rules, header)
         return StoredImage(header.kind, data, header.size, luma, *_nature(data, header))
@@ -192,7 +190,7 @@ def _store(data: bytes, rules: ImageRules, turns: bool) -> StoredImage:
     return _encode(image, kind if rules.encode == "keep" else rules.encode, rules.max_side)
 
 
-def _inspect(data: bytes, rules: ImageRules) -> ImageHeader:
+def inspect(data: bytes, rules: ImageRules) -> ImageHeader:
     """Read the header without decoding; Reject if it is not sound or not within the limits."""
     frame = jpeg.frame(data)
     if frame is not None and frame.is_plain:
@@ -342,7 +340,7 @@ def _turned(data: bytes, rules: ImageRules, orientation: int) -> StoredImage:
     return _saved(upright(image), kind, options, _frames(image))
 
 
-def _orientation(data: bytes, header: ImageHeader) -> int:
+def orientation_of(data: bytes, header: ImageHeader) -> int:
     """Return the orientation in EXIF, or in XMP if there is no EXIF."""
     image = header.image
     if image is None or (header.kind == "png" and not png.may_turn(data)):

@@ -41,10 +41,10 @@ from tasks.dataset.tar.writer import ShardWriter
 from tasks.dataset.version.layout import resolve
 from tasks.dataset.version.manifest import read_manifest
 from tasks.dataset.version.tables import ShardRecord, read_shards
-from tasks.loader.decoders import decode_text, picture_name
+from tasks.loader.decoders import decode_image, decode_text, picture_name
 from tasks.loader.indexed import IndexedReader
 from tasks.models.clip.loaded import LoadedClip, Rows
-from tasks.models.reinforced.reinforcement import replay, stored_picture
+from tasks.models.reinforced.reinforcement import replay
 
 LEASE = "lease.json"
 OURS = re.compile(r"\.?\w+-\d{6,}-[0-9a-f]{12}\.tar(\.[0-9a-f]{32})?")
@@ -177,7 +177,7 @@ def _samples(
         side = max(max(teacher.size) for teacher in teachers)
         views, drawn, texts = [], [], []
         for sample in batch:
-            picture = stored_picture(sample.members[picture_name(sample.members)])
+            picture = decode_image(sample.members[picture_name(sample.members)], turns=False)
             seeds = (f"{settings.seed} {sample.key} {number}" for number in range(settings.augmentations))
             drawn.append([draw_augmentation(*picture.size, side, seed) for seed in seeds])
             views += [(picture, augmentation) for augmentation in drawn[-1]]

@@ -18,14 +18,17 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
+from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import resize
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import digest
 from tasks.core.schema.training import Pack
 from tasks.dataset.formats.checks import is_blank
+from tasks.dataset.formats.pixels import EncodedImage
 from tasks.loader.collate import Batch, Collate
-from tasks.loader.decoders import decode_image, decode_json, picture_size
+from tasks.loader.crops import Box, cut
+from tasks.loader.decoders import decode_image, decode_json, open_image
 from tasks.loader.workers import Transform
 from tasks.models.recipes import Recipe
 from tasks.models.task import Answerer, Loss, Question, Task
@@ -82,17 +85,22 @@ class Tiles(NamedTuple):
         short_tiles = -(-shorter * long_tiles // longer)
         return (short_tiles, long_tiles) if width >= height else (long_tiles, short_tiles)
 
-    def cut(self, picture: Image.Image) -> Tensor:
-        """Return [tiles, side, side, 3] uint8, the whole picture first where there are several tiles."""
+    def cut(self, picture: Image.Image | EncodedImage) -> Tensor:
+        """Return [tiles, side, side, 3] uint8, the whole picture first where there are several tiles. A
+        decoded picture is resized as by nanoVLM to the bit, an encoded one by `crops`, which is quicker."""
         rows, columns = self.grid_of(*picture.size)
-        sized = picture.resize((columns * self.side, rows * self.side), Image.Resampling.BICUBIC)
-        pixels = torch.from_numpy(np.array(sized))
-        cut = pixels.reshape(rows, self.side, columns, self.side, 3).permute(0, 2, 1, 3, 4)
-        tiles = cut.reshape(rows * columns, self.side, self.side, 3)
+        width, height = columns * self.side, rows * self.side
+        if isinstance(picture, EncodedImage):
+            whole = Box(0, 0, picture.size[1], picture.size[0])
+            pixels = cut(picture, whole, (height, width), InterpolationMode.BICUBIC)
+        else:
+            pixels = torch.from_numpy(np.array(picture.resize((width, height), Image.Resampling.BICUBIC)))
+        split = pixels.reshape(rows, self.side, columns, self.side, 3).permute(0, 2, 1, 3, 4)
+        tiles = split.reshape(rows * columns, self.side, self.side, 3)
         if len(tiles) == 1:
             return tiles
-        whole: Tensor = resize(pixels.permute(2, 0, 1), [self.side, self.side]).permute(1, 2, 0)
-        return torch.cat([whole[None], tiles])
+        small: Tensor = resize(pixels.permute(2, 0, 1), [self.side, self.side]).permute(1, 2, 0)
+        return torch.cat([small[None], tiles])
 
 
 class Chat(NamedTuple):
@@ -101,10 +109,11 @@ class Chat(NamedTuple):
     text: ChatText
     tiles: Tiles
 
-    def transform(self, sample: Mapping[str, bytes]) -> dict[str, Any]:
+    def transform(self, sample: Mapping[str, bytes], is_train: bool = False) -> dict[str, Any]:
         """Map members to `tokens` and `targets` [length] int64, `image` [tiles, side, side, 3] uint8, and the
         number of `pictures`."""
-        pictures = [decode_image(sample[name]) for name in _pictures(sample)]
+        read = open_image if is_train else decode_image
+        pictures = [read(sample[name]) for name in _pictures(sample)]
         tokens, targets = self.encode(sample, [picture.size for picture in pictures])
         return {
             "tokens": torch.tensor(tokens),
@@ -133,7 +142,7 @@ class ChatTransform:
         self._chat = chat
 
     def __call__(self, sample: dict[str, bytes], generator_seed: int | None) -> dict[str, Any]:
-        return self._chat.transform(sample)
+        return self._chat.transform(sample, is_train=generator_seed is not None)
 
     @property
     def shaped_by(self) -> str:
@@ -141,7 +150,7 @@ class ChatTransform:
 
     def measure(self, sample: Mapping[str, bytes]) -> tuple[int, int]:
         """Count the tokens and images of a sample, for packing, without decoding the images."""
-        sizes = [picture_size(sample[name]) for name in _pictures(sample)]
+        sizes = [open_image(sample[name]).size for name in _pictures(sample)]
         return len(self._chat.encode(sample, sizes).tokens), len(sizes)
 
 
