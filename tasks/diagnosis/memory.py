@@ -48,7 +48,8 @@ class LoaderCost:
 
     `sample` is one sample in a batch, `working` the memory that making one needs in addition, `worker` a
     worker process without any sample, `main` all other processes, `buffer` the samples that a worker holds to
-    shuffle. `tensors` is the number of tensors in a batch, each of which travels as a file descriptor.
+    shuffle. `tensors` is the number of tensors in a batch, each of which lies in /dev/shm and travels as a
+    file descriptor; 0 for batches of Tarmac's loader, which lie in a file without a name.
     """
 
     sample: float
@@ -98,6 +99,8 @@ def peak_bytes(cost: LoaderCost, size: LoaderSize) -> float:
 
 def shared_bytes(cost: LoaderCost, size: LoaderSize) -> float:
     """Return the bytes of /dev/shm that the batches under way take."""
+    if not cost.tensors:
+        return 0.0
     ready = size.workers * size.prefetch
     training = (ready + size.in_hand) * size.batch_size
     validating = ready * size.batch_size + (ready + 1) * size.judged if size.judged else 0
@@ -165,18 +168,18 @@ def judge_memory(
         yield Finding(code, "error", fix, evidence={"problem": problem}, config=config, flags=flags)
 
 
-def estimate(side: int, pixels: int, *, buffer: float = 0.0) -> LoaderCost:
+def estimate(side: int, pixels: int, *, buffer: float = 0.0, tensors: int = 3) -> LoaderCost:
     """Estimate the cost of pairs for a model of images of `side` pixels, whose largest image has `pixels`:
     float32, and a decoded image with one copy."""
     sample = 3 * side * side * 4 + TOKENS * 8
-    return LoaderCost(sample, working=2 * 3 * pixels, worker=WORKER_BYTES, main=MAIN_BYTES, buffer=buffer)
+    return LoaderCost(sample, 2 * 3 * pixels, WORKER_BYTES, MAIN_BYTES, buffer, tensors)
 
 
 def estimate_volumes(shape: Sequence[int], stored: int) -> LoaderCost:
     """Estimate the cost of int16 volumes of that shape: while one is read, its stored form of at most
     `stored` bytes and its voxels lie beside the batch."""
     sample = 2 * math.prod(shape)
-    return LoaderCost(sample, working=float(stored + sample), worker=WORKER_BYTES, main=MAIN_BYTES)
+    return LoaderCost(sample, float(stored + sample), WORKER_BYTES, MAIN_BYTES, tensors=0)
 
 
 def image_side(size: int | Sequence[int] | None) -> int:
@@ -203,20 +206,16 @@ def measure(feed: Feed) -> LoaderCost:
     """Measure the cost of a feed's samples: one worker loads some one by one, and its memory is read."""
     one = replace(feed, workers=1, prefetch=1, batch_size=1, rank=0, world_size=1)
     with one.train() as batches:
-        sizes, tensors = [], 0
+        sizes = []
         for _ in range(MEASURED_BATCHES):
             batch = next(batches)
-            stored = [value for value in batch.values() if hasattr(value, "untyped_storage")]
-            sizes.append(sum(value.untyped_storage().nbytes() for value in stored))
-            tensors = len(stored) + 1
+            sizes.append(sum(value.nbytes for value in batch.values() if hasattr(value, "nbytes")))
         (pid,) = batches.worker_pids
         rollup, status = _bytes_in(pid, "smaps_rollup"), _bytes_in(pid, "status")
         worker = rollup["Private_Clean"] + rollup["Private_Dirty"]
         working = max(status["VmHWM"] - status["VmRSS"], 0.0)
         everything = tree_bytes(os.getpid())
-    return LoaderCost(
-        sample=max(sizes), working=working, worker=worker, main=everything - worker, tensors=tensors
-    )
+    return LoaderCost(max(sizes), working, worker, main=everything - worker, tensors=0)
 
 
 def tree_bytes(pid: int) -> float:

@@ -259,7 +259,7 @@ def _estimate(case: OwnCase) -> memory.LoaderCost:
     """Estimate the memory cost of a sample by the shape of its volumes or the side of its images."""
     if case.volumes is None:
         side = memory.image_side(case.model.get("vision_cfg", {}).get("image_size"))
-        return memory.estimate(side, largest_image(case.version))
+        return memory.estimate(side, largest_image(case.version), tensors=0)
     stored = 0
     with suppress(DataError):  # an index that is not sound is reported by `_counts`
         stored = int(read_index(case.version, TRAIN)["length"].max(initial=0))

@@ -17,7 +17,7 @@ from tasks.core.remote.remote_shards import RemoteShard
 from tasks.dataset.version.quarantine import rows
 from tasks.loader import worker_state
 from tasks.loader.bad import BadSampleError, OnBad, PassedOver
-from tasks.loader.collate import Collate, Packed, WorkerFailure, pack
+from tasks.loader.collate import Collate, Delivery, WorkerFailure, pack
 from tasks.loader.indexed import IndexedReader
 from tasks.loader.order import MIXED, TRIES, Integers, Order, mix, rank_positions, sample_seeds, stand_ins
 from tasks.loader.packing.packs import PackedPositions
@@ -100,7 +100,7 @@ def shards_at(sources: Sequence[LoaderSource], seed: int, positions: range) -> l
     ]
 
 
-class PositionBatches(Dataset[Packed | WorkerFailure]):
+class PositionBatches(Dataset[Delivery]):
     """A dataset for torch whose item for a range of positions is the batch of the samples there."""
 
     def __init__(
@@ -117,7 +117,7 @@ class PositionBatches(Dataset[Packed | WorkerFailure]):
         self.on_bad = on_bad
         self.collate = collate
 
-    def __getitem__(self, wanted: range | PackedPositions) -> Packed | WorkerFailure:
+    def __getitem__(self, wanted: range | PackedPositions) -> Delivery:
         """Return the batch. For packed positions, `pack` of each sample is the number of its row."""
         positions, packs = (wanted, None) if isinstance(wanted, range) else wanted
         places = np.array(positions, np.int64)

@@ -27,7 +27,7 @@ from tasks.core.screen import Progress, no_progress
 from tasks.dataset.foreign import foreign_split
 from tasks.loader.bad import Budget, most_left_out
 from tasks.loader.batches import TRAIN, LoaderSource, PositionBatches, Steps, open_split, shards_at, stand_at
-from tasks.loader.collate import Collate, Packed, WorkerFailure
+from tasks.loader.collate import Collate, Delivery
 from tasks.loader.indexed import IndexedReader
 from tasks.loader.order import Integers, Storage, portions
 from tasks.loader.packing import lengths
@@ -253,7 +253,7 @@ class Feed:
 
     def _batches(
         self,
-        dataset: Dataset[Packed | WorkerFailure],
+        dataset: Dataset[Delivery],
         name: str,
         sampler: Iterable[range | PackedPositions] | None,
         transform: Transform,
@@ -270,7 +270,6 @@ class Feed:
             self.pin_memory,
             budget,
             keeper=None if self.states is None else WorkerStates(self.states, self.rank, split),
-            sharing_strategy=self.loader.sharing_strategy,
         )
 
     def _steps(self, sources: Sequence[LoaderSource], start: int) -> Iterable[range | PackedPositions]:

@@ -26,7 +26,7 @@ from tasks.core.stores import is_remote
 from tasks.core.units import counted
 from tasks.loader import worker_state
 from tasks.loader.bad import BadSampleError, Defect
-from tasks.loader.collate import Collate, Packed, WorkerFailure, pack
+from tasks.loader.collate import Collate, Delivery, WorkerFailure, pack
 from tasks.loader.indexed import IndexedReader
 from tasks.loader.lanes import Lane, RankShare, Segment, given_before, lane_count, shares_of
 from tasks.loader.order import WINDOW, WINDOW_BYTES, rank_positions, sample_seeds
@@ -131,7 +131,7 @@ def _window(files: Sequence[Shard], counts: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True)
-class StreamBatches(IterableDataset[Packed | WorkerFailure]):
+class StreamBatches(IterableDataset[Delivery]):
     """The batches of one rank; in a worker, every n-th of them."""
 
     files: Sequence[Shard]
@@ -148,13 +148,13 @@ class StreamBatches(IterableDataset[Packed | WorkerFailure]):
     thinned: Mapping[Shard, range]
     samples: IndexedReader | None
 
-    def __iter__(self) -> Iterator[Packed | WorkerFailure]:
+    def __iter__(self) -> Iterator[Delivery]:
         try:
             yield from self._batches()
         except TarmacError as error:
             yield WorkerFailure.of(error)
 
-    def _batches(self) -> Iterator[Packed]:
+    def _batches(self) -> Iterator[Delivery]:
         worker = get_worker_info()
         turn, workers = (worker.id, worker.num_workers) if worker else (0, 1)
         number = len(self.lanes[0])

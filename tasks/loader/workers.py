@@ -7,11 +7,12 @@ being waited for, and no number is drawn from the caller's random generator.
 
 from __future__ import annotations
 
-import errno
+import atexit
 import logging
 import os
 import signal
 import sys
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from multiprocessing import connection
@@ -24,13 +25,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from tasks.core.errors import DataError, TarmacError
 from tasks.core.process import die_with_parent, explain_itself, keep_freed_memory
-from tasks.loader import forkserver, worker_state
+from tasks.loader import batch_memory, forkserver, worker_state
 from tasks.loader.bad import Budget, PassedOver
-from tasks.loader.collate import Batch, Packed, WorkerFailure, unpack
+from tasks.loader.batch_memory import BatchMemory, SentBatch, SharedFile
+from tasks.loader.collate import Batch, Delivery, Packed, WorkerFailure, unpack
 from tasks.loader.worker_state import WorkerStates
 
-FILE_DESCRIPTOR = "file_descriptor"
-"""torch's own way to pass tensors between processes: a file descriptor for each."""
 logger = logging.getLogger(__name__)
 
 
@@ -47,7 +47,7 @@ class Batches(Iterator[Batch]):
 
     def __init__(
         self,
-        dataset: Dataset[Packed | WorkerFailure],
+        dataset: Dataset[Delivery],
         name: str,
         sampler: Iterable[Any] | None,
         transform: Transform,
@@ -56,7 +56,6 @@ class Batches(Iterator[Batch]):
         pin_memory: bool,
         budget: Budget | None = None,
         keeper: WorkerStates | None = None,
-        sharing_strategy: str = FILE_DESCRIPTOR,
     ) -> None:
         self.name = name
         self.passed_over: tuple[PassedOver, ...] = ()
@@ -67,14 +66,15 @@ class Batches(Iterator[Batch]):
         lack."""
         self._budget = budget
         self._writer = keeper.keep(0) if keeper is not None and not workers else worker_state.NOBODY
-        loader: DataLoader[Packed | WorkerFailure] = DataLoader(
+        self._memory = BatchMemory(workers)
+        loader: DataLoader[Delivery] = DataLoader(
             dataset,
             batch_size=None,
             sampler=sampler,
             num_workers=workers,
             prefetch_factor=prefetch if workers else None,
             collate_fn=_as_it_is,
-            worker_init_fn=partial(_prepare_worker, keeper, sharing_strategy),
+            worker_init_fn=partial(_prepare_worker, keeper, self._memory.file, self._memory.number),
             multiprocessing_context=forkserver.start_forkserver(transform.__module__) if workers else None,
             pin_memory=pin_memory,
             # Otherwise it would draw from the global generator, and a resumed run would differ.
@@ -83,6 +83,7 @@ class Batches(Iterator[Batch]):
         self._source: Any = iter(loader)
         self._processes = list(getattr(self._source, "_workers", ()))
         self.worker_pids: tuple[int, ...] = tuple(process.pid for process in self._processes)
+        _open.add(self)
 
     def __next__(self) -> Batch:
         """Return the next batch that holds samples. Raises the TarmacError that a worker raised, TarmacError
@@ -102,7 +103,7 @@ class Batches(Iterator[Batch]):
             raise StopIteration
         worker_state.take_up(self._writer)  # without workers it is this process's
         try:
-            packed: Packed | WorkerFailure = next(self._source)
+            packed: Delivery = next(self._source)
         except BaseException as error:
             self._name_the_dead(error)
             self.close()
@@ -110,7 +111,7 @@ class Batches(Iterator[Batch]):
         if isinstance(packed, WorkerFailure):
             self.close()
             raise packed.error
-        return packed
+        return self._memory.open(packed) if isinstance(packed, SentBatch) else packed
 
     def _spend(self, budget: Budget, passed: Sequence[PassedOver]) -> None:
         for one in passed:
@@ -150,24 +151,37 @@ class Batches(Iterator[Batch]):
         self.close()
 
 
+_open: weakref.WeakSet[Batches] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """End the workers of batches that nobody closed. Python would wait for them, and they ignore its SIGTERM.
+
+    It runs before that, because multiprocessing has registered its own function earlier.
+    """
+    for batches in list(_open):
+        batches.close()
+
+
 def _describe_death(name: str, pid: int, code: int) -> str:
     if code >= 0:
         return f"a loader worker (pid {pid}) of {name} ended with exit code {code}; its log says why"
     sign = signal.Signals(-code)
     causes = {
         signal.SIGKILL: "most often memory is short: lower loader.workers or loader.prefetch",
-        signal.SIGBUS: "most often /dev/shm is full: enlarge it, or lower loader.workers or loader.prefetch",
+        signal.SIGBUS: "a file in its memory was cut, or memory is short: lower loader.workers",
     }
     cause = causes.get(sign, "its log says more")
     return f"a loader worker (pid {pid}) of {name} was killed by {sign.name}; {cause}"
 
 
-def _prepare_worker(keeper: WorkerStates | None, sharing_strategy: str, number: int) -> None:
+def _prepare_worker(keeper: WorkerStates | None, file: SharedFile, memory: int, number: int) -> None:
     die_with_parent()
     explain_itself()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Slurm sends it to all processes of a job that it ends
     keep_freed_memory()
-    torch.multiprocessing.set_sharing_strategy(sharing_strategy)  # type: ignore[no-untyped-call]
+    batch_memory.keep(file, memory, number)
     Queue._on_queue_feeder_error = staticmethod(_end_worker)  # type: ignore[attr-defined]
     if keeper is not None:
         keeper.keep(number)
@@ -176,14 +190,8 @@ def _prepare_worker(keeper: WorkerStates | None, sharing_strategy: str, number: 
 def _end_worker(error: Exception, _: object) -> None:
     """Handle a batch that cannot be sent. Python would only print the error, and the reader of the batch
     would wait forever."""
-    sys.stderr.write(f"error: {_unsent(error)}\n")
+    sys.stderr.write(f"error: a batch cannot be handed over: {type(error).__name__}: {error}\n")
     os._exit(1)
-
-
-def _unsent(error: Exception) -> str:
-    is_short = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
-    fix = "; raise `ulimit -n`, or set loader.sharing_strategy: file_system" if is_short else ""
-    return f"a batch cannot be handed over: {type(error).__name__}: {error}{fix}"
 
 
 def _as_it_is(packed: Any) -> Any:

@@ -20,7 +20,7 @@ def test_a_batch_survives_the_journey() -> None:
 
 
 def test_texts_cross_as_one_tensor() -> None:
-    """A long message through the workers' pipe could be torn; handles of tensors are short."""
+    """A long message through the workers' pipe could be torn; the place of a tensor is short."""
     packed = pack([{"caption": "x" * 100_000, "key": "y" * 100_000}] * 10)
     assert all(isinstance(value, torch.Tensor) for value in packed.values())
     assert len(packed) == 1

@@ -1,5 +1,6 @@
 """Transforms for the tests, in a module of their own so that worker processes can import them."""
 
+import contextlib
 import os
 import resource
 import signal
@@ -80,15 +81,22 @@ def large(sample: dict[str, bytes], generator_seed: int | None) -> dict[str, Any
 
 
 def without_descriptors(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A collate that leaves as many descriptors as its three tensors take in shared memory, and none to send
-    them with."""
-    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
-    for _ in range(highest):
-        os.dup(0)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * highest, 2 * highest))
-    taken = len(os.listdir("/proc/self/fd")) - 1
-    resource.setrlimit(resource.RLIMIT_NOFILE, (taken + 3, 2 * highest))
+    """A collate that leaves no descriptor."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, most))
+    with contextlib.suppress(OSError):
+        while True:
+            os.dup(0)
     return stack(samples)
+
+
+def with_an_error_of_its_own(sample: dict[str, bytes], generator_seed: int | None) -> dict[str, Any]:
+    """It cannot be pickled, as its class has no name to be found by."""
+
+    class OwnError(Exception):
+        pass
+
+    raise OwnError("not to be sent")
 
 
 def taking_and_freeing(sample: dict[str, bytes], generator_seed: int | None) -> dict[str, Any]:

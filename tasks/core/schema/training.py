@@ -47,9 +47,6 @@ class Loader(Block):
     checksums: bool = True
     """Compare each sample that is read through the index with its CRC32C there. With `false`, a sample with a
     changed byte that still decodes is trained on."""
-    sharing_strategy: Literal["file_descriptor", "file_system"] = "file_descriptor"
-    """The torch sharing strategy by which workers hand over batches. `file_system` holds no descriptor per
-    tensor; use it where `ulimit -n` is low and cannot be raised."""
     on_bad: Literal["raise", "replace"] = "raise"
     """What happens to a sample that changed on disk or does not decode. `raise` ends the run. `replace`
     trains on another sample instead, records the bad one in the run's `replaced.rank_<r>.jsonl`, and leaves

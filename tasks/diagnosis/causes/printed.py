@@ -65,7 +65,7 @@ MESSAGES = (
         "shm.too_small",
         r"ERROR: Unexpected bus error encountered in worker|"
         r"unable to (?:mmap|write|resize) .*(?:/torch_|shared memory)|"
-        r"unable to allocate shared memory\(shm\)|DataLoader worker .*workers are out of shared memory",
+        r"unable to allocate shared memory\(shm\)",
         "torch",
         "give the container more of /dev/shm (docker --shm-size=8g), or fewer workers and a smaller batch",
     ),

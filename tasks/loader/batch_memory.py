@@ -1,0 +1,229 @@
+"""Memory in which batches travel from a loader's workers to the training process, used again and again.
+
+A batch in pages of its own costs more than its copy: the kernel clears each page, and both processes map it.
+So a worker keeps as many buffers as batches are on their way, in one unnamed file that it shares with the
+training process, and its message about a batch says only where the tensors lie. A buffer is free again when
+the last tensor of its batch is gone. A worker that finds none free makes one more: nobody waits for a buffer.
+
+The file is no part of /dev/shm, which is small in containers. It takes one descriptor for each worker,
+however many tensors a batch has, and ends with the last process that has it open.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from multiprocessing.reduction import DupFd
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Value = Tensor | Sequence[Tensor]
+"""A tensor of a batch, or the tensors of its samples, which are stacked where they travel."""
+REGION = 1 << 38
+"""The bytes of the file that belong to one worker. Only those in use take memory."""
+SPAN = 1 << 32
+"""The bytes of its region that a worker maps at a time."""
+FLAGS = 1 << 16
+"""The first bytes of a region: one for each of its buffers, 1 while a batch lies there."""
+ALIGNMENT = 64
+PAGE = mmap.PAGESIZE
+
+
+class Field(NamedTuple):
+    """Where a tensor lies in its buffer."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def size(self) -> int:
+        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+
+    def of(self, buffer: Tensor) -> Tensor:
+        return buffer[self.start : self.start + self.size].view(self.dtype).view(self.shape)
+
+
+class Span(NamedTuple):
+    """A part of the file that is mapped as one."""
+
+    start: int
+    size: int
+
+
+@dataclass(frozen=True)
+class SentBatch:
+    """The message about a batch: short, whatever the batch holds."""
+
+    memory: int
+    worker: int
+    number: int
+    """Of the buffer."""
+    span: Span
+    start: int
+    """Where the buffer begins in its span."""
+    size: int
+    fields: tuple[Field, ...]
+
+    def pin_memory(self) -> dict[str, Tensor]:
+        """Return the tensors in memory that a GPU reads itself; torch calls this in a thread."""
+        return {name: tensor.pin_memory() for name, tensor in _opened[self.memory].open(self).items()}
+
+
+class SharedFile:
+    """An unnamed file that a process passes on to its workers when it starts them."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        weakref.finalize(self, os.close, descriptor)
+
+    def __reduce__(self) -> tuple[Callable[[Any], SharedFile], tuple[Any]]:
+        return _received, (DupFd(self.descriptor),)
+
+    def map(self, span: Span) -> mmap.mmap:
+        return mmap.mmap(self.descriptor, span.size, offset=span.start)
+
+
+def _received(duplicate: Any) -> SharedFile:
+    return SharedFile(duplicate.detach())
+
+
+class BatchMemory:
+    """The training process's side: the file, and the batches in it."""
+
+    def __init__(self, workers: int) -> None:
+        self.file = SharedFile(_unnamed_file())
+        os.ftruncate(self.file.descriptor, workers * REGION)
+        self.number = next(_numbers)
+        _opened[self.number] = self
+        self._spans: dict[Span, NDArray[np.uint8]] = {}
+        self._flags: dict[int, mmap.mmap] = {}
+
+    def open(self, sent: SentBatch) -> dict[str, Tensor]:
+        """Return the tensors of a batch by name. Their buffer is free when all of them are gone."""
+        if sent.span not in self._spans:
+            self._spans[sent.span] = np.frombuffer(self.file.map(sent.span), np.uint8)
+        if sent.worker not in self._flags:
+            self._flags[sent.worker] = self.file.map(flags_of(sent.worker))
+        buffer = self._spans[sent.span][sent.start : sent.start + sent.size]
+        flags = self._flags[sent.worker]
+        weakref.finalize(buffer, flags.__setitem__, sent.number, 0).atexit = False
+        whole = torch.from_numpy(buffer)
+        return {field.name: field.of(whole) for field in sent.fields}
+
+
+_numbers = count()
+_opened: weakref.WeakValueDictionary[int, BatchMemory] = weakref.WeakValueDictionary()
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A worker's buffer for a batch: where it lies, and its bytes."""
+
+    span: Span
+    start: int
+    bytes: Tensor
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.bytes)
+
+
+class WorkerMemory:
+    """A worker's side: its buffers. `memory` is the number of the training process's side."""
+
+    def __init__(self, file: SharedFile, memory: int, worker: int) -> None:
+        self._file, self._memory, self._worker = file, memory, worker
+        self._flags = file.map(flags_of(worker))
+        self._buffers: dict[int, Buffer] = {}
+        self._span = flags_of(worker)
+        self._mapped: dict[Span, mmap.mmap] = {}
+
+    def place(self, values: Mapping[str, Value]) -> SentBatch:
+        """Copy the values into a buffer; MemoryError where the worker's region is used up."""
+        fields, size = layout(values)
+        number = self._free(max(size, 1))
+        self._flags[number] = 1
+        buffer = self._buffers[number]
+        for field in fields:
+            fill(field.of(buffer.bytes), values[field.name])
+        return SentBatch(self._memory, self._worker, number, buffer.span, buffer.start, size, fields)
+
+    def _free(self, size: int) -> int:
+        """Return the number of a free buffer for so many bytes: the smallest that is large enough, or a new
+        one in place of all that are too small."""
+        free = [number for number in self._buffers if not self._flags[number]]
+        enough = [number for number in free if len(self._buffers[number].bytes) >= size]
+        if enough:
+            return min(enough, key=lambda number: len(self._buffers[number].bytes))
+        for number in free:
+            self._give_back(self._buffers.pop(number))
+        number = next(number for number in range(FLAGS) if number not in self._buffers)
+        self._buffers[number] = self._new(-(-size * 9 // 8 // PAGE) * PAGE)  # the next may be a little larger
+        return number
+
+    def _give_back(self, buffer: Buffer) -> None:
+        """Return a buffer's pages to the system."""
+        if hasattr(mmap, "MADV_REMOVE"):
+            self._mapped[buffer.span].madvise(mmap.MADV_REMOVE, buffer.start, len(buffer.bytes))
+
+    def _new(self, size: int) -> Buffer:
+        start = max((one.stop for one in self._buffers.values() if one.span == self._span), default=0)
+        if self._span not in self._mapped or start + size > self._span.size:
+            self._span, start = Span(self._span.start + self._span.size, max(SPAN, size)), 0
+            if self._span.start + self._span.size > (self._worker + 1) * REGION:
+                raise MemoryError(f"the batches of a loader worker take {REGION >> 30} GB")
+            self._mapped[self._span] = self._file.map(self._span)
+        whole = np.frombuffer(self._mapped[self._span], np.uint8)
+        return Buffer(self._span, start, torch.from_numpy(whole[start : start + size]))
+
+
+mine: WorkerMemory | None = None
+"""That of this process, if it is a loader's worker."""
+
+
+def keep(file: SharedFile, memory: int, worker: int) -> None:
+    """Make this process a worker that places its batches in the file."""
+    global mine
+    mine = WorkerMemory(file, memory, worker)
+
+
+def flags_of(worker: int) -> Span:
+    return Span(worker * REGION, FLAGS)
+
+
+def layout(values: Mapping[str, Value]) -> tuple[tuple[Field, ...], int]:
+    """Return where each value lies in a buffer, and the size of them all."""
+    fields, end = [], 0
+    for name, value in values.items():
+        first = value if isinstance(value, Tensor) else value[0]
+        shape = tuple(first.shape) if isinstance(value, Tensor) else (len(value), *first.shape)
+        field = Field(name, first.dtype, shape, -(-end // ALIGNMENT) * ALIGNMENT)
+        fields.append(field)
+        end = field.start + field.size
+    return tuple(fields), end
+
+
+def fill(place: Tensor, value: Value) -> None:
+    """Copy a value to its place."""
+    if isinstance(value, Tensor):
+        place.copy_(value)
+    else:
+        torch.stack(list(value), out=place)
+
+
+def _unnamed_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("tarmac-batches")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
