@@ -1,79 +1,97 @@
-"""Batches for a CLIP a second, beside open_clip's own loader over the same shards.
+"""Batches for a CLIP a second, beside open_clip's own loader and others, by the size of the pictures.
 
-Both decode the same JPEGs, crop them as open_clip's trainer does, tokenize the captions and give normalised
-float32 batches, with the same number of workers and the page cache warm. Each measurement is a process of its
-own, and they take turns. The peer is the loader of open_clip's trainer (`get_wds_dataset`); ours compares every
-sample's CRC32C besides.
+All decode the same JPEGs, crop them at random as open_clip's trainer does, tokenize the captions and give
+normalised float32 batches, with the same number of workers (or threads, where a loader has those) and the page
+cache warm. open_clip is the loader of its trainer (`get_wds_dataset`); webdataset, litData, MDS and Grain run
+open_clip's transform; SPDL and DALI decode and resize by what they bring. Tarmac compares every sample's CRC32C
+besides. Each measurement is a process of its own, imports do not count, and all take turns.
 
-    .venv/bin/python -m tests.benchmarks.bench_clip [WORKERS [SIDE...]]
+    .venv/bin/python -m tests.benchmarks.bench_clip [ROUNDS [SIZE...]]
 
-SIDE: pixels of the square pictures; 256 and 512 unless given.
+SIZE is `256x256`; the five of the table unless given, which takes an hour.
 """
 
 from __future__ import annotations
 
-import io
-import os
-import statistics
 import subprocess
 import sys
 import tempfile
-from functools import partial
 from pathlib import Path
 
-import numpy as np
-from PIL import Image
-
-from tests.benchmarks.bench_loader import BATCH, ROUNDS, version_of
+from tests.benchmarks import results
+from tests.benchmarks.bench_loader import (
+    BATCH,
+    ROUNDS,
+    SHARDS,
+    WORKERS,
+    Command,
+    in_turn,
+    realistic,
+    show,
+    version_of,
+)
 from tests.system.foreign_env import foreign_env
 
 MODEL = "ViT-B-32"
-WORKERS, SIDES = 2, (256, 512)
+SAMPLES = 4_000
+SIZES = ("256x256", "384x384", "512x512", "640x480", "1024x768")
+THEIR_WORKERS = 4
+"""open_clip's default, with which its first batch is compared."""
+FORMATS = ("webdataset", "litdata", "mds", "grain")
+PIPELINES = ("spdl", "dali")
+PROMISED, OTHERS, FIRST = 2.0, 1.0, 0.2
+"""Samples a second over open_clip's and over any other's; the first batch over open_clip's by its defaults."""
 
 
-def clouds(rng: np.random.Generator, side: int) -> bytes:
-    """A JPEG of some 18 KB at 256 pixels."""
-    picture = Image.fromarray(rng.integers(0, 256, (side // 8, side // 8, 3), np.uint8))
-    file = io.BytesIO()
-    picture.resize((side, side), Image.Resampling.BICUBIC).save(file, "JPEG", quality=85)
-    return file.getvalue()
+def contenders(version: Path) -> dict[str, Command]:
+    """The commands by name; each prints rate, seconds to the first batch, and milliseconds of CPU a sample."""
+    here, tars = Path(__file__).parent, version / "train"
+    ours, theirs = Path(sys.executable), foreign_env("open_clip") / "python"
+    module, given = "tests.benchmarks.clip", [BATCH, MODEL]
+    found: dict[str, Command] = {
+        "tarmac": [ours, "-m", f"{module}_ours", version, WORKERS, *given],
+        "open_clip": [theirs, "-m", f"{module}_peer", tars, WORKERS, *given],
+        "open_clip, its defaults": [theirs, "-m", f"{module}_peer", tars, THEIR_WORKERS, *given],
+    }
+    loaders, script = foreign_env("loaders") / "python", here / "loader_peers.py"
+    for name in FORMATS:
+        stored = version / name
+        subprocess.run([loaders, script, "store", name, tars, stored], check=True, capture_output=True)
+        found[name] = [loaders, script, "load", name, tars, stored, WORKERS, MODEL]
+    pipelines, script = foreign_env("pipelines") / "python", here / "pipeline_peers.py"
+    return found | {name: [pipelines, script, name, tars, WORKERS, *given] for name in PIPELINES}
 
 
-def rate(python: Path, module: str, folder: Path, workers: int) -> float:
-    command = [python, "-m", f"tests.benchmarks.{module}", folder, workers, BATCH, MODEL]
-    done = subprocess.run(
-        [str(part) for part in command],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    return float(done.stdout.split()[-1])
-
-
-def main(workers: int, sides: list[int]) -> None:
-    for side in sides:
-        with tempfile.TemporaryDirectory() as folder:
-            version_of(Path(folder), partial(clouds, side=side))
-            contenders = {
-                "open_clip": (foreign_env("open_clip") / "python", "clip_peer", Path(folder) / "train"),
-                "tarmac": (Path(sys.executable), "clip_ours", Path(folder)),
-            }
-            rates: dict[str, list[float]] = {name: [] for name in contenders}
-            for number in range(ROUNDS + 1):
-                for name, (python, module, where) in contenders.items():
-                    measured = rate(python, module, where, workers)
-                    if number:  # the first round warms the page cache
-                        rates[name].append(measured)
-        ours, theirs = (statistics.median(rates[name]) for name in ("tarmac", "open_clip"))
+def measure(size: str, rounds: int) -> dict[str, dict[str, float]]:
+    width, height = map(int, size.split("x"))
+    with tempfile.TemporaryDirectory() as folder:
+        version_of(Path(folder), realistic(width, height), SAMPLES // SHARDS)
+        found = in_turn(contenders(Path(folder)), rounds)
+    rows = {
+        name: {"samples_per_s": rate, "first_batch_s": first, "cpu_ms": cpu_ms}
+        for name, (rate, first, cpu_ms) in found.items()
+    }
+    for name, row in rows.items():
         print(
-            f"{side} pixels, {workers} workers: tarmac {ours:,.0f} samples/s, open_clip {theirs:,.0f}: "
-            f"{ours / theirs:.2f} x (median of {ROUNDS}, load average {os.getloadavg()[0]:.1f})",
-            flush=True,
+            f"  {name:24} {row['samples_per_s']:7,.0f} samples/s  {row['cpu_ms']:5.2f} ms CPU  "
+            f"first {row['first_batch_s']:.2f} s"
         )
+    mine, theirs, defaults = (rows[name] for name in ("tarmac", "open_clip", "open_clip, its defaults"))
+    ratio = mine["samples_per_s"] / theirs["samples_per_s"]
+    show("samples/s over open_clip's", ratio, f"at least {PROMISED}", ratio >= PROMISED)
+    best = max((*FORMATS, *PIPELINES), key=lambda name: rows[name]["samples_per_s"])
+    ratio = mine["samples_per_s"] / rows[best]["samples_per_s"]
+    show(f"samples/s over those of {best}, the best other", ratio, f"at least {OTHERS}", ratio >= OTHERS)
+    ratio = mine["first_batch_s"] / defaults["first_batch_s"]
+    show("first batch over open_clip's by its defaults", ratio, f"at most {FIRST}", ratio <= FIRST)
+    return rows
+
+
+def main(rounds: int, sizes: list[str]) -> None:
+    for size in sizes:
+        print(f"{size}, {WORKERS} workers, medians of {rounds}, load {results.load():.1f}", flush=True)
+        results.save("clip_loading", size, measure(size, rounds), rounds)
 
 
 if __name__ == "__main__":
-    main(
-        int(sys.argv[1]) if len(sys.argv) > 1 else WORKERS,
-        [int(side) for side in sys.argv[2:]] or list(SIDES),
-    )
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS, sys.argv[2:] or list(SIZES))

@@ -1,16 +1,15 @@
 """Tarmac's loader beside other loaders of the same pictures: every ratio that is promised of its speed.
 
 Same pixels: all decode the same JPEGs by Pillow to the same tensors with two workers (Grain: threads), the page
-cache warm. CLIP: open_clip's training transform, by the loader of its trainer (`get_wds_dataset`) and by ours. A
-first batch is 64 samples, counted from the making of the loader, imports done. Each measurement is a process of
+cache warm; bench_clip compares the loaders of a CLIP. A first batch is 64 samples, counted from the making of the loader, imports done. Each measurement is a process of
 its own, and peers take turns, so that a busy machine meets all alike; CPU times and what is counted in them
 vary less than rates there. Of fewer than 20,000 samples most peers begin an epoch, and workers, while they are
 measured. Tarmac's indexed reader also compares every sample's CRC32C and keeps an exact
-position. Peers run in environments of their own (loader_peers.py, clip_peer.py).
+position. Peers run in environments of their own (loader_peers.py).
 
     .venv/bin/python -m tests.benchmarks.bench_loader [SAMPLES [ROUNDS [SECTION...]]]
 
-SECTION: pixels, resume, memory, reads, overhead or clip; all unless given, which takes an hour.
+SECTION: pixels, resume, memory, reads or overhead; all unless given.
 """
 
 from __future__ import annotations
@@ -45,11 +44,6 @@ PEERS = ("plain", "webdataset", "litdata", "mds", "grain")
 TAR_BASED = ("plain", "webdataset")
 EPOCHS_ON = (0.5, 3.7)
 """Where training is resumed."""
-SIZES = ((640, 480), (1024, 768))
-CLIP_SAMPLES = 4_000
-MODEL = "ViT-B-32"
-THEIR_WORKERS = 4
-"""open_clip's default, with which its first batch is compared."""
 LOOK_EVERY_S = 0.1
 Command = Sequence[Any]
 
@@ -101,10 +95,6 @@ def peer(action: str, name: str, version: Path) -> Command:
     environment = foreign_env("open_clip" if name == "wids" else "loaders")
     script = Path(__file__).with_name("loader_peers.py")
     return [environment / "python", script, action, name, version / "train", version / name]
-
-
-def clip(module: str, python: Path, folder: Path, workers: int = WORKERS) -> Command:
-    return [python, "-m", f"tests.benchmarks.{module}", folder, workers, BATCH, MODEL]
 
 
 def numbers(command: Command) -> tuple[float, ...]:
@@ -207,30 +197,6 @@ def overhead(version: Path, rounds: int) -> None:
     show("us a sample for timing, state and checksums", taken, "under 20", taken < 20)
 
 
-def by_clip(rounds: int) -> None:
-    for width, height in SIZES:
-        with tempfile.TemporaryDirectory() as folder:
-            version = Path(folder)
-            version_of(version, realistic(width, height), CLIP_SAMPLES // SHARDS)
-            peer = partial(clip, "clip_peer", foreign_env("open_clip") / "python", version / "train")
-            commands = {
-                "open_clip": peer(),
-                "its defaults": peer(THEIR_WORKERS),
-                "tarmac": clip("clip_ours", Path(sys.executable), version),
-            }
-            found = in_turn(commands, rounds)
-        for name, (cpu_ms, first, rate) in found.items():
-            print(
-                f"  {width} x {height} {name:12} {rate:7,.0f} samples/s  {cpu_ms:5.2f} ms CPU  first {first:.2f} s"
-            )
-        cpu, first, rate = (a / b for a, b in zip(found["tarmac"], found["open_clip"], strict=True))
-        show("samples/s over open_clip's", rate, "at least 2.0", rate >= 2.0)
-        print(f"  CPU of open_clip over ours: {1 / cpu:.2f}")
-        print(f"  first batch over open_clip's with as many workers: {first:.2f}")
-        share = found["tarmac"][1] / found["its defaults"][1]
-        show("first batch over open_clip's by its defaults", share, "at most 0.2", share <= 0.2)
-
-
 def main(samples: int, rounds: int, wanted: Sequence[str]) -> None:
     print(f"{samples:,} pictures, {WORKERS} workers, medians of {rounds}, load {os.getloadavg()[0]:.1f}")
     with tempfile.TemporaryDirectory() as folder:
@@ -242,7 +208,6 @@ def main(samples: int, rounds: int, wanted: Sequence[str]) -> None:
             "memory": partial(memory, version, rounds),
             "reads": partial(reads, version, rounds),
             "overhead": partial(overhead, version, rounds),
-            "clip": partial(by_clip, rounds),
         }
         for name in wanted or sections:
             print(f"{name} (load {os.getloadavg()[0]:.1f})", flush=True)

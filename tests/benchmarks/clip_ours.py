@@ -1,4 +1,4 @@
-"""Prints the pace of batches that a CLIP takes, its rate last: `clip_ours VERSION WORKERS BATCH MODEL`."""
+"""Prints the pace of batches that a CLIP takes: `clip_ours VERSION WORKERS BATCH MODEL`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def main(version: Path, workers: int, size: int, model: str) -> None:
     with replace(feed, workers=1).train() as warm:
         next(warm)  # the forkserver's imports, as those of the peer do not count
     pace = measure(closing(batches(feed, recipe)), skipped=2 * workers, parts=PARTS)
-    print(pace.cpu_ms, pace.first_s, pace.rate)
+    print(*pace)
 
 
 if __name__ == "__main__":

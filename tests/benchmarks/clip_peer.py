@@ -1,4 +1,4 @@
-"""Prints the pace of open_clip's trainer's own loader, its rate last: `clip_peer FOLDER WORKERS BATCH MODEL`."""
+"""Prints the pace of open_clip's trainer's own loader: `clip_peer FOLDER WORKERS BATCH MODEL`."""
 
 from __future__ import annotations
 
@@ -43,4 +43,4 @@ if __name__ == "__main__":
     given, workers, size, model = sys.argv[1:]
     source = closing(batches(loader(Path(given), int(workers), int(size), model)))
     pace = measure(source, skipped=2 * int(workers))
-    print(pace.cpu_ms, pace.first_s, pace.rate)
+    print(*pace)

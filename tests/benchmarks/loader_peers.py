@@ -1,8 +1,9 @@
-"""`loader_peers.py store|load|read NAME TARS FOLDER`: other loaders read the same pictures to the same pixels.
+"""`loader_peers.py store|load|read NAME TARS FOLDER [WORKERS MODEL]`: other loaders of the same pictures.
 
 Runs in an environment that knows nothing of Tarmac. `store` writes the pairs of the tars in the peer's own
 format, once; `load` prints its pace, imports not counted, and `read` the microseconds of reading single samples
 in random order, p50 and p99. Each peer is written as its documentation has it, shuffles, and decodes by Pillow.
+Given MODEL, samples are those of a CLIP: open_clip's training transform and tokens.
 """
 
 from __future__ import annotations
@@ -30,9 +31,19 @@ pace = importlib.import_module("pace")
 
 
 def transform(jpeg: bytes) -> torch.Tensor:
+    if CLIP:
+        return CLIP[0](Image.open(io.BytesIO(jpeg)))
     with Image.open(io.BytesIO(jpeg)) as picture:
         small = picture.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
     return torch.from_numpy(np.asarray(small).copy())
+
+
+CLIP: list[Callable[[Any], Any]] = []
+"""open_clip's transform and tokenizer, where MODEL is given."""
+
+
+def caption_of(text: str) -> Any:
+    return CLIP[1](text)[0] if CLIP else text
 
 
 def pairs(tars: str) -> Iterator[tuple[bytes, str]]:
@@ -70,7 +81,7 @@ def plain(tars: str, folder: str, workers: int) -> Iterator[Any]:
             turn, count = (worker.id, worker.num_workers) if worker else (0, 1)
             for path in sorted(glob.glob(f"{tars}/*.tar"))[turn::count]:
                 for jpeg, caption in pairs_in([path]):
-                    yield {"image": transform(jpeg), "caption": caption}
+                    yield {"image": transform(jpeg), "caption": caption_of(caption)}
 
     return torch_loader(Tars(), workers)
 
@@ -84,7 +95,7 @@ def by_webdataset(tars: str, folder: str, workers: int) -> Iterator[Any]:
 
 
 def webdataset_sample(sample: dict[str, Any]) -> dict[str, Any]:
-    return {"image": transform(sample["jpg"]), "caption": sample["txt"].decode()}
+    return {"image": transform(sample["jpg"]), "caption": caption_of(sample["txt"].decode())}
 
 
 def store_litdata(tars: str, folder: str) -> None:
@@ -105,7 +116,7 @@ def by_litdata(tars: str, folder: str, workers: int) -> Iterator[Any]:
     class Pictures(litdata.StreamingDataset):  # type: ignore[misc]
         def __getitem__(self, index: Any) -> dict[str, Any]:
             found = super().__getitem__(index)
-            return {"image": transform(found["jpg"]), "caption": found["txt"]}
+            return {"image": transform(found["jpg"]), "caption": caption_of(found["txt"])}
 
     dataset = Pictures(folder, shuffle=True)
     return endless(litdata.StreamingDataLoader(dataset, batch_size=BATCH, num_workers=workers))
@@ -147,7 +158,7 @@ def by_mds(tars: str, folder: str, workers: int) -> Iterator[Any]:
     class Pictures(StreamingDataset):  # type: ignore[misc]
         def __getitem__(self, index: Any) -> dict[str, Any]:
             found = super().__getitem__(index)
-            return {"image": transform(found["jpg"]), "caption": found["txt"]}
+            return {"image": transform(found["jpg"]), "caption": caption_of(found["txt"])}
 
     dataset = Pictures(local=folder, batch_size=BATCH, shuffle=True, num_canonical_nodes=1)
     return endless(StreamingDataLoader(dataset, batch_size=BATCH, num_workers=workers))
@@ -173,7 +184,8 @@ def by_grain(tars: str, folder: str, workers: int) -> Iterator[Any]:
 
 def record(found: bytes) -> dict[str, Any]:
     size = int.from_bytes(found[:4], "little")
-    return {"image": transform(found[4 : 4 + size]).numpy(), "caption": found[4 + size :].decode()}
+    caption = caption_of(found[4 + size :].decode())
+    return {"image": transform(found[4 : 4 + size]).numpy(), "caption": np.asarray(caption)}
 
 
 STORE: dict[str, Callable[[str, str], None]] = {
@@ -190,7 +202,15 @@ LOAD: dict[str, Callable[[str, str, int], Iterator[Any]]] = {
 }
 
 
-def main(action: str, name: str, tars: str, folder: str) -> None:
+def main(
+    action: str, name: str, tars: str, folder: str, workers: str = str(WORKERS), model: str = ""
+) -> None:
+    if model:
+        import open_clip
+
+        side = open_clip.get_model_config(model)["vision_cfg"]["image_size"]
+        CLIP.extend([open_clip.image_transform(side, is_train=True), open_clip.get_tokenizer(model)])
+        torch.set_num_threads(1)
     if action == "store":
         if name in STORE:
             os.makedirs(folder, exist_ok=True)
@@ -198,7 +218,7 @@ def main(action: str, name: str, tars: str, folder: str) -> None:
     elif action == "read":
         print(*pace.read_us(read_by_wids(tars, folder)))
     else:
-        print(*pace.measure(closing(LOAD[name](tars, folder, WORKERS)), skipped=2 * WORKERS))
+        print(*pace.measure(closing(LOAD[name](tars, folder, int(workers))), skipped=2 * int(workers)))
 
 
 if __name__ == "__main__":
