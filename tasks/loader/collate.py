@@ -26,8 +26,7 @@ Batch = dict[str, Any]
 """By name: a tensor of shape [samples, ...], or a list of strings; `key` is always the list of keys."""
 Packed = dict[str, Tensor]
 Collate = Callable[[Sequence[Mapping[str, Any]]], Batch]
-"""Makes a batch of one or more samples as a transform returned them; picklable. A value may be a list of
-tensors: these are stacked where the batch travels, which saves a copy."""
+"""Makes a batch of one or more samples as a transform returned them; picklable."""
 TEXTS = "\0texts"
 PASSED_OVER = "\0passed_over"
 
@@ -56,11 +55,18 @@ Delivery = Packed | SentBatch | WorkerFailure
 
 def stack(samples: Sequence[Mapping[str, Any]]) -> Batch:
     """Stack tensors and numbers, and gather strings. All samples must have the same names and shapes."""
-    return {name: _column([sample[name] for sample in samples]) for name in samples[0]}
+    batch: Batch = default_collate([dict(sample) for sample in samples])
+    return batch
 
 
-def _column(values: list[Any]) -> Any:
-    return values if isinstance(values[0], Tensor) else default_collate(values)
+def _columns(samples: Sequence[Mapping[str, Any]]) -> Batch:
+    """Return what `stack` does, but tensors by themselves: they are stacked where the batch travels, which
+    saves a copy."""
+
+    def column(values: list[Any]) -> Any:
+        return values if isinstance(values[0], Tensor) else default_collate(values)
+
+    return {name: column([sample[name] for sample in samples]) for name in samples[0]}
 
 
 def pack(
@@ -69,7 +75,8 @@ def pack(
     """Return the batch that `collate` makes of the samples; in a worker its tensors lie in shared memory.
     TypeError when a value is neither tensor, number, string nor list of numbers, which stay on the host."""
     texts: dict[str, Any] = {PASSED_OVER: [asdict(one) for one in passed_over]} if passed_over else {}
-    values = _values(collate(samples) if samples else {"key": []}, texts)
+    gather = _columns if collate is stack else collate
+    values = _values(gather(samples) if samples else {"key": []}, texts)
     if batch_memory.mine is not None:
         return batch_memory.mine.place(values)
     return {

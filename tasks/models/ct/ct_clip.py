@@ -184,7 +184,7 @@ class Trimmed:
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
         batch = stack(samples)
-        return {**batch, "text": self._reports.trimmed(torch.stack(batch["text"])).contiguous()}
+        return {**batch, "text": self._reports.trimmed(batch["text"]).contiguous()}
 
 
 def crop_of(stored: Sequence[int], wanted: Sides, draws: np.random.Generator | None) -> Crop:

@@ -381,7 +381,7 @@ def rows_of(samples: Sequence[Mapping[str, Any]]) -> Batch:
         "targets": torch.stack([joined([one["targets"] for one in pack], NOT_A_TARGET) for pack in packs]),
         "positions": torch.stack([joined(row, 0) for row in counted]),
         "segments": torch.stack([joined(row, PADDING) for row in numbered]),
-        "image": [tiles_of(pack) for pack in packs],
+        "image": torch.stack([tiles_of(pack) for pack in packs]),
         "tiles": torch.tensor([sum(len(one["image"]) for one in pack) for pack in packs]),
         "rows": [
             [
