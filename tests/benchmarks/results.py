@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
+from textwrap import fill
 from typing import Any, NamedTuple
 
 FOLDER = Path(__file__).with_name("results")
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+WIDTH = 120
 PACKAGES = ("torch", "pillow", "simplejpeg", "numpy", "open_clip_torch", "webdataset")
 Rows = Mapping[str, Mapping[str, float]]
 """By who was measured: the medians by what was measured."""
@@ -126,7 +128,7 @@ def page() -> str:
         path = FOLDER / f"{name}.json"
         if not path.exists():
             continue
-        parts += [f"## {section.title}", section.text]
+        parts += [f"## {section.title}", fill(section.text, WIDTH)]
         for title, case in json.loads(path.read_text()).items():
             versions = ", ".join(f"{package} {number}" for package, number in case["versions"].items())
             parts += [f"### {title}", table(section, case)]
