@@ -30,7 +30,7 @@ Value = Tensor | Sequence[Tensor]
 """A tensor of a batch, or the tensors of its samples, which are stacked where they travel."""
 REGION = 1 << 38
 """The bytes of the file that belong to one worker. Only those in use take memory."""
-SPAN = 1 << 32
+EXTENT = 1 << 32
 """The bytes of its region that a worker maps at a time."""
 FLAGS = 1 << 16
 """The first bytes of a region: one for each of its buffers, 1 while a batch lies there."""
@@ -54,7 +54,7 @@ class Field(NamedTuple):
         return buffer[self.start : self.start + self.size].view(self.dtype).view(self.shape)
 
 
-class Span(NamedTuple):
+class Extent(NamedTuple):
     """A part of the file that is mapped as one."""
 
     start: int
@@ -69,9 +69,9 @@ class SentBatch:
     worker: int
     number: int
     """Of the buffer."""
-    span: Span
+    extent: Extent
     start: int
-    """Where the buffer begins in its span."""
+    """Where the buffer begins in its extent."""
     size: int
     fields: tuple[Field, ...]
 
@@ -90,8 +90,8 @@ class SharedFile:
     def __reduce__(self) -> tuple[Callable[[Any], SharedFile], tuple[Any]]:
         return _received, (DupFd(self.descriptor),)
 
-    def map(self, span: Span) -> mmap.mmap:
-        return mmap.mmap(self.descriptor, span.size, offset=span.start)
+    def map(self, extent: Extent) -> mmap.mmap:
+        return mmap.mmap(self.descriptor, extent.size, offset=extent.start)
 
 
 def _received(duplicate: Any) -> SharedFile:
@@ -106,16 +106,16 @@ class BatchMemory:
         os.ftruncate(self.file.descriptor, workers * REGION)
         self.number = next(_numbers)
         _opened[self.number] = self
-        self._spans: dict[Span, NDArray[np.uint8]] = {}
+        self._extents: dict[Extent, NDArray[np.uint8]] = {}
         self._flags: dict[int, mmap.mmap] = {}
 
     def open(self, sent: SentBatch) -> dict[str, Tensor]:
         """Return the tensors of a batch by name. Their buffer is free when all of them are gone."""
-        if sent.span not in self._spans:
-            self._spans[sent.span] = np.frombuffer(self.file.map(sent.span), np.uint8)
+        if sent.extent not in self._extents:
+            self._extents[sent.extent] = np.frombuffer(self.file.map(sent.extent), np.uint8)
         if sent.worker not in self._flags:
             self._flags[sent.worker] = self.file.map(flags_of(sent.worker))
-        buffer = self._spans[sent.span][sent.start : sent.start + sent.size]
+        buffer = self._extents[sent.extent][sent.start : sent.start + sent.size]
         flags = self._flags[sent.worker]
         weakref.finalize(buffer, flags.__setitem__, sent.number, 0).atexit = False
         whole = torch.from_numpy(buffer)
@@ -130,7 +130,7 @@ _opened: weakref.WeakValueDictionary[int, BatchMemory] = weakref.WeakValueDictio
 class Buffer:
     """A worker's buffer for a batch: where it lies, and its bytes."""
 
-    span: Span
+    extent: Extent
     start: int
     bytes: Tensor
 
@@ -146,8 +146,8 @@ class WorkerMemory:
         self._file, self._memory, self._worker = file, memory, worker
         self._flags = file.map(flags_of(worker))
         self._buffers: dict[int, Buffer] = {}
-        self._span = flags_of(worker)
-        self._mapped: dict[Span, mmap.mmap] = {}
+        self._extent = flags_of(worker)
+        self._mapped: dict[Extent, mmap.mmap] = {}
 
     def place(self, values: Mapping[str, Value]) -> SentBatch:
         """Copy the values into a buffer; MemoryError where the worker's region is used up."""
@@ -157,7 +157,7 @@ class WorkerMemory:
         buffer = self._buffers[number]
         for field in fields:
             fill(field.of(buffer.bytes), values[field.name])
-        return SentBatch(self._memory, self._worker, number, buffer.span, buffer.start, size, fields)
+        return SentBatch(self._memory, self._worker, number, buffer.extent, buffer.start, size, fields)
 
     def _free(self, size: int) -> int:
         """Return the number of a free buffer for so many bytes: the smallest that is large enough, or a new
@@ -175,17 +175,17 @@ class WorkerMemory:
     def _give_back(self, buffer: Buffer) -> None:
         """Return a buffer's pages to the system."""
         if hasattr(mmap, "MADV_REMOVE"):
-            self._mapped[buffer.span].madvise(mmap.MADV_REMOVE, buffer.start, len(buffer.bytes))
+            self._mapped[buffer.extent].madvise(mmap.MADV_REMOVE, buffer.start, len(buffer.bytes))
 
     def _new(self, size: int) -> Buffer:
-        start = max((one.stop for one in self._buffers.values() if one.span == self._span), default=0)
-        if self._span not in self._mapped or start + size > self._span.size:
-            self._span, start = Span(self._span.start + self._span.size, max(SPAN, size)), 0
-            if self._span.start + self._span.size > (self._worker + 1) * REGION:
+        start = max((one.stop for one in self._buffers.values() if one.extent == self._extent), default=0)
+        if self._extent not in self._mapped or start + size > self._extent.size:
+            self._extent, start = Extent(self._extent.start + self._extent.size, max(EXTENT, size)), 0
+            if self._extent.start + self._extent.size > (self._worker + 1) * REGION:
                 raise MemoryError(f"the batches of a loader worker take {REGION >> 30} GB")
-            self._mapped[self._span] = self._file.map(self._span)
-        whole = np.frombuffer(self._mapped[self._span], np.uint8)
-        return Buffer(self._span, start, torch.from_numpy(whole[start : start + size]))
+            self._mapped[self._extent] = self._file.map(self._extent)
+        whole = np.frombuffer(self._mapped[self._extent], np.uint8)
+        return Buffer(self._extent, start, torch.from_numpy(whole[start : start + size]))
 
 
 mine: WorkerMemory | None = None
@@ -198,8 +198,8 @@ def keep(file: SharedFile, memory: int, worker: int) -> None:
     mine = WorkerMemory(file, memory, worker)
 
 
-def flags_of(worker: int) -> Span:
-    return Span(worker * REGION, FLAGS)
+def flags_of(worker: int) -> Extent:
+    return Extent(worker * REGION, FLAGS)
 
 
 def layout(values: Mapping[str, Value]) -> tuple[tuple[Field, ...], int]:

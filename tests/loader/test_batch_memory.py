@@ -76,8 +76,8 @@ def test_memory_follows_the_largest_batches_and_not_all_that_there_were() -> Non
     assert os.fstat(main.file.descriptor).st_blocks * 512 <= 1.2 * (40 << 20)
 
 
-def test_a_batch_larger_than_a_span_has_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_memory, "SPAN", 1 << 20)
+def test_a_batch_larger_than_an_extent_has_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_memory, "EXTENT", 1 << 20)
     main, worker = pair()
     kept = [main.open(worker.place({"a": torch.full((n << 16,), n)})) for n in (1, 1, 9, 2)]
     assert [batch["a"].unique().tolist() for batch in kept] == [[1], [1], [9], [2]]
