@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import mmap
 import os
 import sqlite3
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -119,13 +121,31 @@ def read_lines(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
     return rows, offset + end
 
 
+def page_aligned(size: int) -> memoryview:
+    """Return a buffer for reading files that begins at a page: the kernel copies a file in its cache to there
+    in two thirds of the time that it takes for a bytearray, which begins within one."""
+    return memoryview(mmap.mmap(-1, size))
+
+
+_kept = threading.local()
+
+
+def read_buffer() -> memoryview:
+    """Return this thread's page-aligned buffer of CHUNK bytes, kept because new pages take as long as copying
+    into them; whoever fills it empties it before anyone else of this thread may."""
+    buffer: memoryview | None = getattr(_kept, "buffer", None)
+    if buffer is None:
+        buffer = _kept.buffer = page_aligned(CHUNK)
+    return buffer
+
+
 def blake3_file(path: Path) -> str:
     """Return the hexadecimal BLAKE3 of a file's content, as `b3sum` prints it; raises OSError.
 
     The file is read and not memory-mapped: if the disk fails under a map, SIGBUS kills the process.
     """
     hasher = blake3()
-    buffer = memoryview(bytearray(CHUNK))
+    buffer = read_buffer()
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(buffer):
             hasher.update(buffer[:count])

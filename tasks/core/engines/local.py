@@ -87,9 +87,9 @@ def map_here(
 
 
 def map_in_threads(
-    function: Callable[[Item], Result], items: Iterable[Item], threads: int
+    function: Callable[[Item], Result], items: Iterable[Item], threads: int, *, in_order: bool = True
 ) -> Generator[Result, None, None]:
-    """Yield `function(item)` for every item, in their order.
+    """Yield `function(item)` for every item, in their order, or each as soon as it is done.
 
     At most twice as many items as threads are taken from `items` ahead of the results. An error of `function`
     is raised here. Closing this generator, or Ctrl-C, waits at most LEAVES_S: running work then continues
@@ -99,15 +99,25 @@ def map_in_threads(
     workers = [threading.Thread(target=_serve, args=(function, asked), daemon=True) for _ in range(threads)]
     for worker in workers:
         worker.start()
-    running: deque[Future[Result]] = deque()
+    running: dict[Future[Result], None] = {}
+    done: SimpleQueue[Future[Result]] = SimpleQueue()
+
+    def take() -> Result:
+        future = next(iter(running)) if in_order else done.get()
+        del running[future]
+        return future.result()
+
     try:
         for item in items:
-            running.append(Future())
-            asked.put((running[-1], item))
+            future: Future[Result] = Future()
+            if not in_order:
+                future.add_done_callback(done.put)
+            running[future] = None
+            asked.put((future, item))
             if len(running) == 2 * threads:
-                yield running.popleft().result()
+                yield take()
         while running:
-            yield running.popleft().result()
+            yield take()
     finally:
         for future in running:
             future.cancel()

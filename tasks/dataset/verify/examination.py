@@ -11,12 +11,12 @@ outgrows the cache, then in a file that no other process sees and that vanishes 
 
 from __future__ import annotations
 
+import heapq
 import sqlite3
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 WORTH_PROCESSES_BYTES: dict[Level, int] = {"default": 5_000_000_000, "full": 100_000_000}
 """Below this size, starting worker processes (0.7 s) costs more than it saves; decoding is the slowest."""
+WORTH_SHARING_BYTES = 16_000_000
+"""Below this size, the threads that share a file cost more than they save."""
 REQUESTS = 4
 """At least this many remote shards are read at the same time."""
 SHARE = 0.9
@@ -84,16 +86,25 @@ class ShardExamination:
     def wants_bad_samples(self) -> bool:
         return self._on_bad is not None
 
-    def hash_all(self, folder: str, names: Iterable[str]) -> None:
-        """Take the BLAKE3 of each file that can be read; StoreUnreachable."""
-        names = list(names)
-        digest_of = partial(attempt, blake3_of, folder)
-        threads = max(available_cores(), REQUESTS) if is_remote(folder) else available_cores()
-        found = map_in_threads(digest_of, names, threads) if threads > 1 else map(digest_of, names)
-        for done, (name, digest) in enumerate(zip(names, found, strict=True), 1):
+    def hash_all(self, folder: str, sizes: Mapping[str, int]) -> None:
+        """Take the BLAKE3 of each file that can be read, the largest first; StoreUnreachable."""
+        cores = available_cores()
+        threads = max(cores, REQUESTS) if is_remote(folder) else cores
+        shared = frozenset[str]() if is_remote(folder) else shared_by_cores(sizes, cores)
+
+        def digest_of(name: str) -> tuple[str, str | OSError]:
+            return name, attempt(blake3_of, folder, name, cores if name in shared else 1)
+
+        names = sorted(sizes, key=lambda name: -sizes[name])
+        found = (
+            map_in_threads(digest_of, names, threads, in_order=False)
+            if threads > 1
+            else map(digest_of, names)
+        )
+        for done, (name, digest) in enumerate(found, 1):
             if isinstance(digest, str):
                 self.blake3[name] = digest
-            self._progress(done, len(names), "shards")
+            self._progress(done, len(sizes), "shards")
 
     def examine(self, tasks: Iterator[ShardTask], sizes: Mapping[str, int]) -> Iterator[ShardResult]:
         """Examine the shards of the tasks, whose sizes are given by name; the results come in any order."""
@@ -146,6 +157,18 @@ class ShardExamination:
 
     def close(self) -> None:
         self.keys.close()
+
+
+def shared_by_cores(sizes: Mapping[str, int], cores: int) -> frozenset[str]:
+    """The files that would still be read when other cores have nothing left, if one core read each file, the
+    largest first: five equal ones on two cores leave one of these idle at the end."""
+    share, ends = sum(sizes.values()) / cores, [0] * cores
+    found = set()
+    for name in sorted(sizes, key=lambda name: -sizes[name]):
+        end = heapq.heapreplace(ends, ends[0] + sizes[name]) + sizes[name]
+        if end > share and sizes[name] >= WORTH_SHARING_BYTES:
+            found.add(name)
+    return frozenset(found)
 
 
 class KeyFault(NamedTuple):

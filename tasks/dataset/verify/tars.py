@@ -12,13 +12,16 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
-from functools import lru_cache
+from contextlib import closing
+from functools import lru_cache, partial
+from itertools import cycle, takewhile
 from typing import Any, BinaryIO, TypeVar
 
 from blake3 import blake3
 
 from tasks.core.engines.local import map_in_threads
 from tasks.core.errors import UsageError
+from tasks.core.files import page_aligned, read_buffer
 from tasks.core.folders import LocalStore, open_store
 from tasks.core.stores import (
     ABSENT,
@@ -39,8 +42,8 @@ KEY = "DATASET"
 TARS = (".tar", *ZIPPED)
 UNREAD = {".tar.bz2": "bzip2", ".tar.xz": "xz", ".tar.zst": "zstd", ".tar.lz4": "lz4"}
 """Compressions that verify does not read, by suffix."""
-HASHED = 1 << 18
-"""Bytes that are read and hashed at once, so few that they are still in the processor's cache."""
+AT_ONCE = 1 << 22
+"""Bytes that several threads hash at once, so many that each has enough of them."""
 TOGETHER = 16
 """Requests for the ends of remote tars that run at the same time."""
 _NUMBER = re.compile(r"\d+")
@@ -97,16 +100,32 @@ class HashedReads:
 
     def finish(self) -> tuple[str, int]:
         """Read the rest, and return the BLAKE3 and the size of the whole file."""
-        buffer = memoryview(bytearray(HASHED))
+        buffer = read_buffer()
         while self.readinto(buffer):
             pass
         return self._digest.hexdigest(), self._count
 
 
-def blake3_of(folder: str, name: str) -> str:
-    """The BLAKE3 of a file in hexadecimal; OSError. It releases the interpreter to other threads."""
+def blake3_of(folder: str, name: str, threads: int = 1) -> str:
+    """The BLAKE3 of a file in hexadecimal; OSError. It releases the interpreter to other threads.
+
+    With several `threads`, so many hash a block of the file while one more reads the next.
+    """
     with open_file(folder, name) as file:
-        return HashedReads(file).finish()[0]
+        if threads == 1:
+            return HashedReads(file).finish()[0]
+        digest = blake3(max_threads=threads)
+        buffers = cycle((page_aligned(AT_ONCE), page_aligned(AT_ONCE)))
+        with closing(map_in_threads(partial(_fill, file), buffers, 1)) as blocks:
+            for block in takewhile(len, blocks):
+                digest.update(block)
+        return digest.hexdigest()
+
+
+def _fill(file: BinaryIO, buffer: memoryview) -> memoryview:
+    """The next bytes of a file in this buffer; none at its end."""
+    count: int = file.readinto(buffer)  # type: ignore[attr-defined]
+    return buffer[:count]
 
 
 Result = TypeVar("Result")

@@ -56,7 +56,8 @@ class _Judgement:
         outcome.faults += [*self._shut.values(), *self._extra()]
         outcome.blake3 |= self._known
         if outcome.level == "default":
-            outcome.hash_all(self._folder, [name for name in self._tars if name not in self._known])
+            unknown = {name: size for name, size in self._tars.items() if name not in self._known}
+            outcome.hash_all(self._folder, unknown)
         proven = tables.proven(outcome.blake3)
         readable = self._look_from_outside(proven)
         if outcome.level == "quick":

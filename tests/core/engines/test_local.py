@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,6 +97,22 @@ def test_threads_take_few_items_ahead_and_keep_their_order() -> None:
     assert list(map_in_threads(str, range(5), 3)) == list("01234")
     with pytest.raises(DataError, match="3 is wrong"):
         list(map_in_threads(refuse, [Job(3, Path())], 2))
+
+
+def test_threads_that_keep_no_order_wait_for_no_slow_item() -> None:
+    """The first item ends once all others have been yielded, which are many more than are taken ahead."""
+    others_are_done = threading.Event()
+
+    def one(number: int) -> int:
+        assert number or others_are_done.wait(30)
+        return number
+
+    running = map_in_threads(one, range(50), 2, in_order=False)
+    assert {next(running) for _ in range(49)} == set(range(1, 50))
+    others_are_done.set()
+    assert list(running) == [0]
+    with pytest.raises(DataError, match="3 is wrong"):
+        list(map_in_threads(refuse, [Job(3, Path())], 2, in_order=False))
 
 
 def test_an_error_is_raised_as_it_is(tmp_path: Path) -> None:

@@ -33,9 +33,9 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     really = examination.blake3_of
 
-    def blake3_of(folder: str, name: str) -> str:
+    def blake3_of(folder: str, name: str, threads: int) -> str:
         names.append(name)
-        return really(folder, name)
+        return really(folder, name, threads)
 
     monkeypatch.setattr(examination, "blake3_of", blake3_of)
     return names

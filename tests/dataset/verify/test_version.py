@@ -1,3 +1,5 @@
+import errno
+import io
 import json
 import os
 import subprocess
@@ -9,10 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from blake3 import blake3
 
 from tasks.core.errors import UsageError
 from tasks.core.findings import Finding
-from tasks.dataset.verify import examination
+from tasks.dataset.verify import examination, tars
 from tasks.dataset.verify.verifier import verify
 from tasks.dataset.version import versions
 from tasks.dataset.version.index import read_index
@@ -159,8 +162,56 @@ def test_workers_find_the_same(
     alone = verify(version, level)
     monkeypatch.setattr(examination, "available_cores", lambda: cores)
     monkeypatch.setattr(examination, "WORTH_PROCESSES_BYTES", dict.fromkeys(("default", "full"), 0))
+    monkeypatch.setattr(examination, "WORTH_SHARING_BYTES", 0)
     assert verify(version, level) == alone
     assert not alone.ok
+
+
+@pytest.mark.parametrize(
+    ("sizes", "cores", "shared"),
+    [
+        ([100] * 5, 2, {4}),  # the other core would have nothing left while one reads the fifth
+        ([100] * 20, 16, {16, 17, 18, 19}),
+        ([100] * 4, 2, set()),
+        ([40, 300, 40], 2, {1}),  # alone it is more than what a core has to read
+        ([100], 2, {0}),
+        ([100] * 5, 1, set()),
+        ([5], 2, set()),  # not worth the threads
+        ([], 2, set()),
+    ],
+)
+def test_cores_share_the_files_that_would_leave_some_idle(
+    sizes: list[int], cores: int, shared: set[int]
+) -> None:
+    named = {f"{number}.tar": size << 20 for number, size in enumerate(sizes)}
+    assert examination.shared_by_cores(named, cores) == {f"{number}.tar" for number in shared}
+
+
+@pytest.mark.parametrize("size", [0, 1, tars.AT_ONCE, 2 * tars.AT_ONCE, 3 * tars.AT_ONCE + 7])
+def test_several_threads_take_the_digest_of_every_byte_in_order(tmp_path: Path, size: int) -> None:
+    content = os.urandom(size)
+    (tmp_path / "0.tar").write_bytes(content)
+    assert tars.blake3_of(str(tmp_path), "0.tar", 2) == blake3(content).hexdigest()
+
+
+def test_a_disk_that_fails_while_several_threads_read_is_an_error_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(io.RawIOBase):
+        blocks = 3
+
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: Any) -> int:
+            self.blocks -= 1
+            if not self.blocks:
+                raise OSError(errno.EIO, "Input/output error")
+            return len(buffer)
+
+    monkeypatch.setattr(tars, "open_file", lambda folder, name: Failing())
+    found = tars.attempt(tars.blake3_of, str(tmp_path), "0.tar", 2)
+    assert isinstance(found, OSError) and found.errno == errno.EIO
 
 
 def test_a_path_that_is_no_folder_is_a_usage_error(tmp_path: Path) -> None:
@@ -204,7 +255,7 @@ def test_workers_keep_to_the_containers_quota(
 ) -> None:
     counts = []
 
-    def count(function: Any, tasks: list[Any], workers: int) -> Any:
+    def count(function: Any, tasks: list[Any], workers: int, **_: bool) -> Any:
         counts.append(workers)
         return map(function, tasks)
 
