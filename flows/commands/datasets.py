@@ -131,7 +131,8 @@ def index(
         return print_result(
             version=version.name,
             path=str(version),
-            **manifest.model_dump(mode="json", include={"modality", "splits"}),
+            modality=manifest.modality,
+            splits={name: asdict(split) for name, split in manifest.splits.items()},
         )
     lines = [f"{dataset} is version {version.name}, {manifest.modality}"]
     lines += [
@@ -170,7 +171,7 @@ def _show_build(
             up_to_date=built is None or built.up_to_date,
             version=version.name,
             path=str(version),
-            **manifest.model_dump(mode="json", include=ACCOUNT),
+            **{name: value for name, value in asdict(manifest).items() if name in ACCOUNT},
             left_out=quarantine.by_split(left_out),
             unscored=unscored,
             **{name: getattr(built, name) for name in CHANGED if built is not None},

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -134,6 +136,7 @@ def _diff_lines(found: VersionDifference) -> Iterator[str]:
 
 def _version_row(version: Path, is_current: bool, pinned_by: list[str]) -> dict[str, Any]:
     from tasks.core.files import read_json
+    from tasks.core.records import parse_record
     from tasks.dataset.version.build_info import VersionChanges
     from tasks.dataset.version.manifest import read_manifest
 
@@ -143,7 +146,8 @@ def _version_row(version: Path, is_current: bool, pinned_by: list[str]) -> dict[
         manifest = read_manifest(version)
         recorded = read_json(build)
         built, changes = float(recorded["built"]), recorded.get("changes")
-        changes = VersionChanges.model_validate(changes).model_dump() if changes is not None else None
+        if changes is not None:
+            changes = asdict(parse_record(VersionChanges, json.dumps(changes).encode()))
     except DataError as error:
         return row | {"error": str(error)}
     except OSError as error:

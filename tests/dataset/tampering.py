@@ -12,7 +12,7 @@ import tarfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -140,14 +140,14 @@ def forge_manifest(version: Path, rows: list[dict[str, Any]]) -> None:
         "read": accepted + manifest.filtered + manifest.rejected,
         "accepted": accepted,
     }
-    (version / "manifest.json").write_bytes(manifest.model_copy(update=update).to_bytes())
+    (version / "manifest.json").write_bytes(replace(manifest, **update).to_bytes())
     record(version)
 
 
 def record(version: Path) -> None:
     """Let build.json keep the checksums of the other files as they are now."""
     path = version / "build.json"
-    reseal(path, files={name: seal.model_dump() for name, seal in seal_files(version).items()})
+    reseal(path, files={name: asdict(seal) for name, seal in seal_files(version).items()})
 
 
 def _forge_split(version: Path, folder: Path) -> list[dict[str, Any]]:

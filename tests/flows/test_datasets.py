@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -175,7 +176,7 @@ def test_tars_of_others_become_a_dataset_where_they_lie(
     found = json_of(capsys, "index", f"{built}/train", str(data), "--val", f"{built}/val/*.tar")
     manifest = versions.read_manifest(built)
     assert found["modality"] == "image_text"
-    assert found["splits"] == {name: one.model_dump() for name, one in manifest.splits.items()}
+    assert found["splits"] == {name: asdict(one) for name, one in manifest.splits.items()}
     assert (data / "current/index/train.npy").read_bytes() == (built / "index/train.npy").read_bytes()
     assert versions.read_manifest(data / "current").digest == manifest.digest
     assert main(["index", str(tmp_path / "nothing"), str(data)]) == 2

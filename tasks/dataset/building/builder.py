@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -321,7 +321,8 @@ def _recorded_changes(
         return None
     if before.name == version_name(manifest.to_bytes()):
         with suppress(DataError):
-            return read_build_info(before).model_dump()["changes"]  # type: ignore[no-any-return]
+            recorded = read_build_info(before).changes
+            return None if recorded is None else asdict(recorded)
         return None
     return {"since": before.name, **changed.counts}
 

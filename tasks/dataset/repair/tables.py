@@ -12,7 +12,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
@@ -143,7 +143,7 @@ class TableRepair:
             return
         info = read_build_info(version)
         self._take(version, self._damaged(info.files), "made again from the source")
-        facts = info.model_dump(mode="json", exclude={"files", "digest"})
+        facts = {name: value for name, value in asdict(info).items() if name not in ("files", "digest")}
         with contextlib.suppress(OSError):  # versions are ordered by this time
             facts["built"] = (self.place.version / MANIFEST).stat().st_mtime
         facts["changes"] = None  # only the lost file had them

@@ -20,11 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
 
-from pydantic import ValidationError
-
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import FULL, blake3_file, fsync_path, unreadable_as_error
 from tasks.core.lock import Held, Lease
+from tasks.core.records import InvalidRecord, parse_record
 from tasks.core.stores import is_remote, redact
 from tasks.dataset.version import layout, versions
 from tasks.dataset.version.build_info import BuildInfo, FileSeal, read_build_info
@@ -268,8 +267,8 @@ def _manifest(place: Workplace, files: Mapping[str, FileSeal]) -> Manifest | Non
     path = place.version / MANIFEST
     try:
         content = path.read_bytes()
-        manifest = Manifest.model_validate_json(content)
-    except (OSError, ValidationError):
+        manifest = parse_record(Manifest, content)
+    except (OSError, InvalidRecord):
         return None
     if place.has_its_name:
         return manifest if version_name(content) == place.version.name else None

@@ -16,8 +16,7 @@ from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
+from tasks.core.records import InvalidRecord, parse_record
 from tasks.dataset.verify.findings import Fix
 from tasks.dataset.verify.seals import Misfit, VersionFiles, read_json_bytes
 from tasks.dataset.verify.tars import is_indexed
@@ -34,7 +33,7 @@ from tasks.dataset.version.layout import (
     shard_name,
     sizes_name,
 )
-from tasks.dataset.version.manifest import Manifest, content_digest, first_problem, version_name
+from tasks.dataset.version.manifest import Manifest, content_digest, version_name
 
 if TYPE_CHECKING:
     from tasks.dataset.verify.scan import ShardTask
@@ -68,11 +67,10 @@ class VersionTables:
     def _read_manifest(self, path: Path) -> Manifest | None:
         content = read_json_bytes(path)
         try:
-            manifest = Manifest.model_validate_json(content)
-        except ValidationError as error:
-            first = error.errors()[0]
-            is_newer = first["loc"] == ("format",) and str(first["input"]).startswith("tarmac/")
-            self._files.blame(MANIFEST, f"damaged: {first_problem(error)}", UPDATE if is_newer else Fix.TABLE)
+            manifest = parse_record(Manifest, content)
+        except InvalidRecord as error:
+            is_newer = error.field == "format" and str(error.given).startswith("tarmac/")
+            self._files.blame(MANIFEST, f"damaged: {error}", UPDATE if is_newer else Fix.TABLE)
             return None
         if not all(map(is_split, manifest.splits)):
             raise Misfit("it names a split as none can be named")

@@ -7,36 +7,39 @@ and itself, so that a file whose digest is right is what was built and needs no 
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from typing import Any
 
 from tasks.core.errors import DataError
 from tasks.core.files import blake3_file, digest, write_json
+from tasks.core.records import InvalidRecord, parse_record
 from tasks.dataset.version.layout import BUILD
-from tasks.dataset.version.manifest import first_problem
 
 _PART = r"[A-Za-z0-9_-][A-Za-z0-9_.-]*"
-FileName = Annotated[str, StringConstraints(pattern=rf"^{_PART}(/{_PART})?$")]
+_FILE_NAME = re.compile(rf"{_PART}(/{_PART})?")
 """A file of the version or of a folder in it: no such name leads out of the version."""
-Blake3 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+_BLAKE3 = re.compile(r"[0-9a-f]{64}")
 
 
-class FileSeal(BaseModel):
+@dataclass(frozen=True)
+class FileSeal:
     """The size and BLAKE3 that a file had when it was built."""
 
-    model_config = ConfigDict(frozen=True, strict=True)
+    bytes: int
+    blake3: str
 
-    bytes: Annotated[int, Field(ge=0)]
-    blake3: Blake3
+    def __post_init__(self) -> None:
+        if self.bytes < 0 or not _BLAKE3.fullmatch(self.blake3):
+            raise ValueError(f"{self.bytes} bytes and {self.blake3[:100]!r} are no size and BLAKE3")
 
 
-class VersionChanges(BaseModel):
+@dataclass(frozen=True)
+class VersionChanges:
     """How many samples were gained, lost and replaced since the version `since`."""
-
-    model_config = ConfigDict(frozen=True)
 
     since: str
     gained: int
@@ -45,7 +48,8 @@ class VersionChanges(BaseModel):
     rekeyed: int
 
 
-class BuildInfo(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class BuildInfo:
     """The content of the file.
 
     `inputs_digest` shows the next build whether there is anything to do, `unread` is how many samples it
@@ -53,16 +57,14 @@ class BuildInfo(BaseModel):
     kept only in part), `filtered`, `passed_over` and `converter`.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     name: str
     dataset: dict[str, Any]
     cut: list[str]
     inputs_digest: str
     unread: int
     filtered: int
-    passed_over: dict[str, int] = {}
-    containers: dict[str, str] = {}
+    passed_over: dict[str, int] = field(default_factory=dict)
+    containers: dict[str, str] = field(default_factory=dict)
     """The stamp of each container of a sequential source, by a digest of its name; empty where an earlier
     Tarmac built the version."""
     private: bool
@@ -77,9 +79,14 @@ class BuildInfo(BaseModel):
     """None for a first version, and for one that an earlier Tarmac built."""
     unscored: int = 0
     """How many samples had no score that a rule of `filter` is about."""
-    files: dict[FileName, FileSeal]
+    files: dict[str, FileSeal]
     digest: str
     """The BLAKE3 of all other fields, because nothing else seals this file."""
+
+    def __post_init__(self) -> None:
+        for name in self.files:
+            if not _FILE_NAME.fullmatch(name):
+                raise ValueError(f"{name[:100]!r} is no file of a version")
 
 
 def read_build_info(version: Path) -> BuildInfo:
@@ -99,10 +106,10 @@ def parse_build_info(content: bytes) -> BuildInfo:
     """Parse the bytes of the file; ValueError when it is torn or its own seal is wrong, with a text that goes
     on from the file's name: `is torn …`."""
     try:
-        info = BuildInfo.model_validate_json(content)
-    except ValidationError as error:
-        raise ValueError(f"is torn or newer than this program: {first_problem(error)}") from None
-    if info.digest != _seal(info.model_dump(mode="json", exclude_unset=True)):
+        info = parse_record(BuildInfo, content)
+    except InvalidRecord as error:
+        raise ValueError(f"is torn or newer than this program: {error}") from None
+    if info.digest != _seal(json.loads(content)):
         raise ValueError("is damaged: its own checksum is wrong")
     return info
 
@@ -110,11 +117,10 @@ def parse_build_info(content: bytes) -> BuildInfo:
 def write_build_info(version: Path, facts: Mapping[str, Any]) -> BuildInfo:
     """Seal every file of a version's folder and write build.json with `facts`, which are the fields of
     BuildInfo but `files` and `digest`. Call this when all other files of the version are written."""
-    content = {**facts, "files": seal_files(version), "digest": ""}
-    block = BuildInfo.model_validate(content).model_dump(mode="json")
-    info = BuildInfo.model_validate({**block, "digest": _seal(block)})
-    write_json(version / BUILD, info.model_dump(mode="json"))
-    return info
+    files = {name: asdict(seal) for name, seal in seal_files(version).items()}
+    block = asdict(parse_record(BuildInfo, json.dumps({**facts, "files": files, "digest": ""}).encode()))
+    write_json(version / BUILD, {**block, "digest": _seal(block)})
+    return read_build_info(version)
 
 
 def seal_files(version: Path) -> dict[str, FileSeal]:

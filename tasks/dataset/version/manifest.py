@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from math import floor
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from blake3 import blake3
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tasks.core.errors import DataError
+from tasks.core.records import InvalidRecord, parse_record
 from tasks.core.units import counted
 from tasks.dataset.version.layout import MANIFEST, NAME_DIGITS
 
@@ -25,32 +26,31 @@ THUMBNAILS, HIDDEN = "thumbnails in ", "hidden in "
 """The beginnings of the kinds of pictures that a system or a hidden folder holds."""
 ROWS_OF = "rows of "
 """How a kind of `passed_over` begins that counts rows of a table, not files."""
-Count = Annotated[int, Field(ge=0)]
 
 
-class SplitSummary(BaseModel):
+@dataclass(frozen=True)
+class SplitSummary:
     """The size of one split; `bytes` counts its tars."""
 
-    model_config = ConfigDict(frozen=True)
+    shards: int
+    samples: int
+    bytes: int
 
-    shards: Count
-    samples: Count
-    bytes: Count
+    def __post_init__(self) -> None:
+        require_counts({"shards": self.shards, "samples": self.samples, "bytes": self.bytes})
 
 
-class SourceSummary(BaseModel):
+@dataclass(frozen=True)
+class SourceSummary:
     """Where the samples came from: `digest` covers their keys and content, not times or paths."""
-
-    model_config = ConfigDict(frozen=True)
 
     kind: str
     digest: str
 
 
-class Manifest(BaseModel):
+@dataclass(frozen=True)
+class Manifest:
     """The content of the file; read = accepted + filtered + rejected."""
-
-    model_config = ConfigDict(frozen=True)
 
     format: Literal["tarmac/1"]
     name: str
@@ -58,15 +58,19 @@ class Manifest(BaseModel):
     digest: str
     """See `content_digest`."""
     splits: dict[str, SplitSummary]
-    read: Count
-    accepted: Count
-    filtered: Count
-    rejects: dict[str, Count]
+    read: int
+    accepted: int
+    filtered: int
+    rejects: dict[str, int]
     source: SourceSummary
     config_digest: str
-    passed_over: dict[str, Count] = {}
+    passed_over: dict[str, int] = field(default_factory=dict)
     """The number of files in the source's folders that no reader takes, by kind, and, as `rows of TABLE`, of
     reports without a volume; left out where there are none."""
+
+    def __post_init__(self) -> None:
+        own = {"read": self.read, "accepted": self.accepted, "filtered": self.filtered}
+        require_counts({**self.rejects, **self.passed_over, **own})
 
     @property
     def rejected(self) -> int:
@@ -77,8 +81,17 @@ class Manifest(BaseModel):
         return sum(split.shards for split in self.splits.values())
 
     def to_bytes(self) -> bytes:
-        content = self.model_dump(exclude=None if self.passed_over else {"passed_over"})
+        content = asdict(self)
+        if not self.passed_over:
+            del content["passed_over"]
         return (json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def require_counts(counts: Mapping[str, int]) -> None:
+    """ValueError for a number below zero."""
+    for name, count in counts.items():
+        if count < 0:
+            raise ValueError(f"{name} is {count:,}")
 
 
 def passed_over_lines(kinds: Mapping[str, int], is_private: bool) -> list[str]:
@@ -132,20 +145,13 @@ def read_manifest(version: Path) -> Manifest:
     """The version's manifest; DataError when it is missing, torn, or of a newer format."""
     path = version / MANIFEST
     try:
-        return Manifest.model_validate_json(path.read_bytes())
+        return parse_record(Manifest, path.read_bytes())
     except FileNotFoundError:
         raise DataError(f"{path} is missing: {version} is no version of a dataset") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
-    except ValidationError as error:
-        raise DataError(f"{path} is damaged or newer than this program: {first_problem(error)}") from None
-
-
-def first_problem(error: ValidationError) -> str:
-    """The first problem that pydantic found, with the name of the field."""
-    first = error.errors()[0]
-    where = ".".join(map(str, first["loc"]))
-    return f"{where}: {first['msg']}" if where else first["msg"]
+    except InvalidRecord as error:
+        raise DataError(f"{path} is damaged or newer than this program: {error}") from None
 
 
 def rejects_allowed(budget: float, read: int) -> int:

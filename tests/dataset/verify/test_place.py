@@ -3,6 +3,7 @@
 import gzip
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -242,10 +243,10 @@ def test_without_a_manifest_changed_bytes_are_not_seen(tars: Path, level: Any) -
 def test_the_manifest_of_another_dataset_accuses_no_sample(two: tuple[Path, str, str]) -> None:
     dataset, _, new = two
     version = dataset / "versions" / new
-    other = versions.read_manifest(version).model_copy(update={"modality": "chat"})
+    other = replace(versions.read_manifest(version), modality="chat")
     (version / "manifest.json").write_bytes(other.to_bytes())
     lone = shutil.copytree(version, dataset.parent / "lone")
-    (lone / "manifest.json").write_bytes(other.model_copy(update={"digest": "0" * 64}).to_bytes())
+    (lone / "manifest.json").write_bytes(replace(other, digest="0" * 64).to_bytes())
     for folder in (version, lone):
         for level in LEVELS:
             assert {one.code for one in found(folder, level)} == {"manifest.invalid"}

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -232,7 +233,7 @@ def test_the_fast_paths_import_little(sound: Path) -> None:
 
 def test_an_unknown_modality_is_a_finding_where_its_rules_are_needed(loose: Path) -> None:
     forge(loose, [("a", GOOD)])
-    manifest = versions.read_manifest(loose).model_copy(update={"modality": "video_text"})
+    manifest = replace(versions.read_manifest(loose), modality="video_text")
     (loose / "manifest.json").write_bytes(manifest.to_bytes())
     record(loose)
     finding = find(loose, "manifest.invalid", "full")
@@ -248,7 +249,7 @@ def test_without_a_manifest_members_are_decoded_by_their_names(loose: Path) -> N
 
 @pytest.mark.parametrize(
     ("level", "cores", "how"),
-    [("default", 3, "map_in_threads"), ("full", 3, "map_here")],
+    [("default", 3, "dataset.verify.examination.map_in_threads"), ("full", 3, "core.engines.local.map_here")],
 )
 def test_workers_keep_to_the_containers_quota(
     version: Path, monkeypatch: pytest.MonkeyPatch, level: Any, cores: int, how: str
@@ -260,7 +261,7 @@ def test_workers_keep_to_the_containers_quota(
         return map(function, tasks)
 
     monkeypatch.setattr(examination, "WORTH_PROCESSES_BYTES", dict.fromkeys(("default", "full"), 0))
-    monkeypatch.setattr(examination, how, count)
+    monkeypatch.setattr(f"tasks.{how}", count)
     monkeypatch.setattr(examination, "available_cores", lambda: cores)
     assert verify(version, level).ok
     assert counts == [cores]

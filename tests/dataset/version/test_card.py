@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +150,7 @@ def test_a_version_of_an_earlier_tarmac_has_no_card_and_is_sound(tmp_path: Path)
     info = json.loads((version / BUILD).read_text())
     for later in ("changes", "passed_over", "digest"):
         del info[later]
-    info["files"] = {name: seal.model_dump() for name, seal in seal_files(version).items()}
+    info["files"] = {name: asdict(seal) for name, seal in seal_files(version).items()}
     write_json(version / BUILD, info | {"digest": digest(info)})
     assert verify(version, "full").ok
     (version / "train/sizes.json").write_text("{}")
