@@ -14,7 +14,7 @@ import select
 import signal
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
+from functools import cache
 from itertools import pairwise, takewhile
 from typing import Any, Literal, get_args, get_origin
 
@@ -136,8 +136,7 @@ def _build_app() -> App:
         suppress_keyboard_interrupt=False,
         result_action="return_value",
     )
-    app.register_install_completion_command(help="Install the completion of commands for your shell.")
-    for flag in ("--help", "--version", "--install-completion"):
+    for flag in ("--help", "--version"):
         app[flag].group = (options,)
     for place, (title, paths) in enumerate(COMMANDS.items()):
         group = Group(title, sort_key=place)
@@ -145,6 +144,13 @@ def _build_app() -> App:
             name = path.rpartition(":")[2]
             app.command(path, name=name, group=group, sort_key=NAMES.index(name))
     return app
+
+
+@cache
+def _offer_completion() -> None:
+    """Add `--install-completion`: to import its modules takes longer than to verify a small dataset."""
+    app.register_install_completion_command(help="Install the completion of commands for your shell.")
+    app["--install-completion"].group = app["--help"].group
 
 
 def _version() -> str:
@@ -199,6 +205,8 @@ def _call(words: Sequence[str]) -> int:
     if words[0] in DOING and not set(ours) & set(app.help_flags):
         first = next((word for word in words[1:] if not word.startswith("-")), "")
         screen.passing(f"{DOING[words[0]]} {first}".rstrip())  # before imports that take a second
+    if words[0] not in NAMES:
+        _offer_completion()
     if words[0] in app.help_flags:
         app.resolved_commands()  # the list shows the first line of each command's docstring
     try:
@@ -288,6 +296,8 @@ def _wrong_value(given: str, value: str, wanted: Any) -> tuple[str, str | None]:
 
 
 def _nearest(word: str, known: Sequence[str]) -> str | None:
+    from difflib import get_close_matches
+
     near = get_close_matches(word, known, n=1)
     return f"did you mean {near[0]}?" if near else None
 

@@ -96,7 +96,7 @@ def report_lines(report: Report, name: str, level: str, took: str) -> Iterator[s
 def _shown_place(place: str) -> str:
     """Return what was checked: the version of a dataset, or an address without its secrets."""
     from tasks.core.stores import is_remote, redact
-    from tasks.dataset.version.versions import resolve
+    from tasks.dataset.version.layout import resolve
 
     if is_remote(place):
         return redact(place)

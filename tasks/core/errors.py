@@ -3,7 +3,6 @@
 Any other exception that escapes is a defect of Tarmac and keeps its traceback.
 """
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -93,6 +92,8 @@ def first_line(error: BaseException) -> str:
 
 def instead(word: str, known: Sequence[str]) -> str:
     """Return the end of a message about an unknown name: the closest known name, or the list of them."""
+    import difflib  # here, because nearly all commands know all names
+
     near = difflib.get_close_matches(word, known, n=1) or [
         name for name in known if len(word) > 2 and word in name
     ]

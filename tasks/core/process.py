@@ -2,17 +2,16 @@
 
 A pid alone identifies no process: pids are reused, and each pid namespace (a container) has its own numbers.
 Host, boot id, namespace, pid and start time together identify one.
+
+Every command imports this module, so what takes longer to import than the rest of it is imported where it is
+used.
 """
 
 from __future__ import annotations
 
-import ctypes
-import faulthandler
 import math
-import multiprocessing
 import os
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,8 +19,6 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 _last_acts: list[Callable[[], None]] = []
 
@@ -40,6 +37,8 @@ def boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
+        import psutil
+
         return str(int(psutil.boot_time()))
 
 
@@ -81,6 +80,10 @@ class Identity:
     @classmethod
     def of(cls, pid: int) -> Identity:
         """Return the identity of a live process; raises psutil.NoSuchProcess if there is none."""
+        import socket
+
+        import psutil
+
         started = round(psutil.Process(pid).create_time(), 2)
         return cls(socket.gethostname(), boot_id(), pid, started, _start_ticks(pid), pid_namespace())
 
@@ -105,6 +108,8 @@ class Identity:
     @property
     def is_visible(self) -> bool:
         """Whether `pid` means the same process here: containers may share a host name, but not their pids."""
+        import socket
+
         return (
             self.host == socket.gethostname()
             and self.boot_id == boot_id()
@@ -119,6 +124,8 @@ class Identity:
         """
         if not self.is_visible:
             return False
+        import psutil
+
         try:
             process = psutil.Process(self.pid)
             if process.status() == psutil.STATUS_ZOMBIE:
@@ -186,6 +193,8 @@ def kill_tree(identity: Identity, grace_s: float = 5.0) -> None:
     """
     if not identity.is_alive():
         return
+    import psutil
+
     process = psutil.Process(identity.pid)
     try:
         family = [process, *process.children(recursive=True)]
@@ -205,6 +214,8 @@ def kill_tree(identity: Identity, grace_s: float = 5.0) -> None:
 def signal_at_starters_end(sign: signal.Signals) -> None:
     """Have the kernel send `sign` to this process when the thread that started it ends, for any reason
     (Linux); raises OSError if the kernel refuses."""
+    import ctypes
+
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, sign) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
@@ -215,6 +226,9 @@ def explain_itself() -> None:
 
     Neither is passed on to children that multiprocessing starts.
     """
+    import ctypes
+    import faulthandler
+
     faulthandler.enable(file=2)
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:  # fails where there is no Yama, and nothing to permit
@@ -226,6 +240,8 @@ def die_with_parent() -> None:
 
     The starter's sentinel is a pipe that the kernel closes, so nothing polls, and SIGKILL is noticed too.
     """
+    import multiprocessing
+
     parent = multiprocessing.parent_process()
     if parent is None:
         return
@@ -246,6 +262,8 @@ def keep_freed_memory() -> None:
     After this call they stay in the process, except for blocks above 32 MiB. Other C libraries are
     unaffected.
     """
+    import ctypes
+
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
         set_option(M_TRIM_THRESHOLD, -1)  # never

@@ -64,13 +64,14 @@ _of_bars: list[Console] = []
 @contextmanager
 def running(stage: str) -> Iterator[Progress]:
     """Show the progress of a stage while the block runs."""
-    screen = _new_console()
-    with _clock.held(), _bar(screen, stage) if screen.is_terminal else _lines(screen, stage) as show:
-        _of_bars.append(screen)
-        try:
-            yield show
-        finally:
-            _of_bars.remove(screen)
+    with _clock.held(), _bar(stage) if _is_terminal() else _lines(stage) as show:
+        yield show
+
+
+def _is_terminal() -> bool:
+    """Whether standard error is a terminal to rich, which is imported only where it may be one."""
+    may_be = sys.stderr.isatty() or any(map(os.environ.get, ("FORCE_COLOR", "TTY_COMPATIBLE")))
+    return may_be and _new_console().is_terminal
 
 
 def finished(stage: str, summary: str, seconds: float, mark: str = "✓") -> None:
@@ -196,22 +197,27 @@ logger.addHandler(Printer())
 
 
 @contextmanager
-def _bar(screen: Console, stage: str) -> Iterator[Progress]:
+def _bar(stage: str) -> Iterator[Progress]:
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
 
     columns = (TextColumn("  {task.description:<9}"), BarColumn(), TextColumn("{task.fields[note]}"))
+    screen = _new_console()
     with Bars(*columns, TimeElapsedColumn(), console=screen, transient=True) as bars:
         task = bars.add_task(stage, total=None, note="")
 
         def show(done: int, total: int, note: str) -> None:
             bars.update(task, completed=done, total=total or None, note=how_far(done, total, note))
 
-        yield show
+        _of_bars.append(screen)
+        try:
+            yield show
+        finally:
+            _of_bars.remove(screen)
 
 
 @contextmanager
-def _lines(screen: Console, stage: str) -> Iterator[Progress]:
+def _lines(stage: str) -> Iterator[Progress]:
     printed, since, pause_s = "", 0.0, PLAIN_INTERVAL_S
     last = time.monotonic() - PLAIN_INTERVAL_S + QUIET_S
 
@@ -225,6 +231,7 @@ def _lines(screen: Console, stage: str) -> Iterator[Progress]:
         else:
             pause_s, age, printed, since = PLAIN_INTERVAL_S, "", line, now
         last = now
-        screen.print(f"  {stage:<9} {line}{age}", markup=False)
+        sys.stderr.write(f"  {stage:<9} {line}{age}\n")
+        sys.stderr.flush()
 
     yield show

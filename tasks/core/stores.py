@@ -12,7 +12,6 @@ import os
 import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from hashlib import blake2b
 from typing import BinaryIO, NamedTuple, Protocol
 from urllib.parse import parse_qsl, urlsplit
 
@@ -90,6 +89,8 @@ def address_key(address: str) -> str:
     naming = [pair for pair in pairs if pair[0] not in signs]
     if not naming:
         return redact(address)
+    from hashlib import blake2b  # which brings all of OpenSSL
+
     digest = blake2b(repr(naming).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
     return f"{redact(address)}?{digest}"
 

@@ -19,13 +19,13 @@ from typing import BinaryIO
 import google_crc32c
 from blake3 import blake3
 
-from tasks.core.engines.local import map_in_threads
 from tasks.core.errors import DataError
 from tasks.core.files import CHUNK, blake3_file
 from tasks.core.folders import LocalStore
 from tasks.core.process import available_cores
 from tasks.core.screen import Progress
 from tasks.core.stores import is_environment_error
+from tasks.core.threads import map_in_threads
 from tasks.core.units import counted
 from tasks.dataset.repair.contents import (
     NO_SPANS,

@@ -22,11 +22,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from tasks.core.engines.local import map_here, map_in_threads
 from tasks.core.files import disk_full_as_error
 from tasks.core.process import available_cores
 from tasks.core.screen import Progress
 from tasks.core.stores import is_remote
+from tasks.core.threads import map_in_threads
 from tasks.dataset.verify.findings import Fault, Level, fault, shard_place, shortened
 from tasks.dataset.verify.tars import attempt, blake3_of
 
@@ -108,7 +108,9 @@ class ShardExamination:
 
     def examine(self, tasks: Iterator[ShardTask], sizes: Mapping[str, int]) -> Iterator[ShardResult]:
         """Examine the shards of the tasks, whose sizes are given by name; the results come in any order."""
-        from tasks.dataset.verify.shard import check_shard  # its decoders are not needed for sound shards
+        # what is not needed where the seals prove all shards
+        from tasks.core.engines.local import map_here
+        from tasks.dataset.verify.shard import check_shard
 
         cores = available_cores()
         if cores > 1 and sum(sizes.values()) >= WORTH_PROCESSES_BYTES[self.level]:

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from tasks.core.engines.local import map_in_threads
 from tasks.core.files import CHUNK, blake3_file, disk_full_as_error
 from tasks.core.process import available_cores
 from tasks.core.stores import NotRegular, StoreUnreachable, is_remote
+from tasks.core.threads import map_in_threads
 from tasks.dataset.verify.findings import DIGITS, Fault, Fix, file_fault
 from tasks.dataset.verify.tars import attempt, open_file
 from tasks.dataset.version.build_info import FileSeal, parse_build_info

@@ -19,7 +19,6 @@ from typing import Any, BinaryIO, TypeVar
 
 from blake3 import blake3
 
-from tasks.core.engines.local import map_in_threads
 from tasks.core.errors import UsageError
 from tasks.core.files import page_aligned, read_buffer
 from tasks.core.folders import LocalStore, open_store
@@ -33,6 +32,7 @@ from tasks.core.stores import (
     is_web,
     redact,
 )
+from tasks.core.threads import map_in_threads
 from tasks.dataset.tar.gunzip import ZIPPED, unzipped
 from tasks.dataset.verify.findings import Fault, Fix, fault, shard_place
 from tasks.dataset.version.layout import FOREIGN
