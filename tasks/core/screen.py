@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from tasks.core.pace import how_far
@@ -35,6 +35,8 @@ LONGEST_INTERVAL_S = 600.0
 QUIET_S = 2.0
 """A stage that ends sooner prints no plain line before its summary."""
 WIDTH = 62
+BAR_AFTER_S = 0.2
+"""A stage that ends sooner draws no bar."""
 TICK_S = 1.0
 """On a terminal the clock of what is waited for moves this often."""
 ERASE = "\r\x1b[K"
@@ -64,14 +66,15 @@ _of_bars: list[Console] = []
 @contextmanager
 def running(stage: str) -> Iterator[Progress]:
     """Show the progress of a stage while the block runs."""
-    with _clock.held(), _bar(stage) if _is_terminal() else _lines(stage) as show:
+    with _bar(stage) if _is_terminal() else _lines(stage) as show:
         yield show
 
 
 def _is_terminal() -> bool:
-    """Whether standard error is a terminal to rich, which is imported only where it may be one."""
-    may_be = sys.stderr.isatty() or any(map(os.environ.get, ("FORCE_COLOR", "TTY_COMPATIBLE")))
-    return may_be and _new_console().is_terminal
+    """Whether standard error is a terminal, as rich sees it; it is asked only where a variable may decide."""
+    if any(map(os.environ.get, ("FORCE_COLOR", "TTY_COMPATIBLE"))):
+        return _new_console().is_terminal
+    return sys.stderr.isatty()
 
 
 def finished(stage: str, summary: str, seconds: float, mark: str = "✓") -> None:
@@ -198,22 +201,61 @@ logger.addHandler(Printer())
 
 @contextmanager
 def _bar(stage: str) -> Iterator[Progress]:
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bars
+    bar = _LateBar(stage)
+    try:
+        yield bar.show
+    finally:
+        bar.close()
 
-    columns = (TextColumn("  {task.description:<9}"), BarColumn(), TextColumn("{task.fields[note]}"))
-    screen = _new_console()
-    with Bars(*columns, TimeElapsedColumn(), console=screen, transient=True) as bars:
-        task = bars.add_task(stage, total=None, note="")
 
-        def show(done: int, total: int, note: str) -> None:
+class _LateBar:
+    """The bar of a stage, which a thread draws once the stage has lasted BAR_AFTER_S: rich takes as long to
+    import as a short stage, during which the clock is shown."""
+
+    def __init__(self, stage: str) -> None:
+        self._stage = stage
+        self._lock = threading.RLock()
+        self._shown = ExitStack()
+        self._update: Progress = no_progress
+        self._latest: tuple[int, int, str] = (0, 0, "")
+        self._is_over = False
+        self._timer = threading.Timer(BAR_AFTER_S, self._open)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def show(self, done: int, total: int, note: str) -> None:
+        with self._lock:
+            self._latest = done, total, note
+            self._update(done, total, note)
+
+    def _open(self) -> None:
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bars
+
+        columns = (TextColumn("  {task.description:<9}"), BarColumn(), TextColumn("{task.fields[note]}"))
+        screen = _new_console()
+        bars = Bars(*columns, TimeElapsedColumn(), console=screen, transient=True)
+        task = bars.add_task(self._stage, total=None, note="")
+
+        def update(done: int, total: int, note: str) -> None:
             bars.update(task, completed=done, total=total or None, note=how_far(done, total, note))
 
-        _of_bars.append(screen)
-        try:
-            yield show
-        finally:
-            _of_bars.remove(screen)
+        with self._lock:
+            if self._is_over:
+                return
+            update(*self._latest)
+            self._update = update
+            self._shown.enter_context(_clock.held())
+            self._shown.enter_context(bars)
+            _of_bars.append(screen)
+            self._shown.callback(_of_bars.remove, screen)
+
+    def close(self) -> None:
+        self._timer.cancel()
+        with self._lock:
+            self._is_over = True
+            self._shown.close()
+        self._timer.join(TICK_S)  # an import would hold up the end of the interpreter, or break in it
 
 
 @contextmanager

@@ -42,7 +42,7 @@ KEY = "DATASET"
 TARS = (".tar", *ZIPPED)
 UNREAD = {".tar.bz2": "bzip2", ".tar.xz": "xz", ".tar.zst": "zstd", ".tar.lz4": "lz4"}
 """Compressions that verify does not read, by suffix."""
-AT_ONCE = 1 << 22
+AT_ONCE = 1 << 21
 """Bytes that several threads hash at once, so many that each has enough of them."""
 TOGETHER = 16
 """Requests for the ends of remote tars that run at the same time."""
