@@ -91,9 +91,10 @@ class ShardExamination:
         cores = available_cores()
         threads = max(cores, REQUESTS) if is_remote(folder) else cores
         shared = frozenset[str]() if is_remote(folder) else shared_by_cores(sizes, cores)
+        each = -(-cores // max(len(shared), 1))  # they are left together at the end
 
         def digest_of(name: str) -> tuple[str, str | OSError]:
-            return name, attempt(blake3_of, folder, name, cores if name in shared else 1)
+            return name, attempt(blake3_of, folder, name, each if name in shared else 1)
 
         names = sorted(sizes, key=lambda name: -sizes[name])
         found = (
