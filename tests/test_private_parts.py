@@ -108,6 +108,14 @@ def prefect_sqlite(folder: Path) -> None:
     assert "database_config" in MODELS_DEPENDENCIES
 
 
+def shared_storage(folder: Path) -> None:
+    import torch
+
+    assert parameters("torch:UntypedStorage._new_shared")[0] == "size"
+    assert torch.UntypedStorage._new_shared(8).is_shared()  # type: ignore[no-untyped-call]
+    assert "_new_shared(numel" in source("torch.utils.data._utils.collate:collate_tensor_fn")
+
+
 def prefect_pages(folder: Path) -> None:
     assert "prefect.__ui_v2_static_path__" in source("prefect.server.api.server")
 
@@ -121,7 +129,7 @@ def prefect_names(folder: Path) -> None:
 CANARIES: dict[str, Callable[[Path], None]] = {
     canary.__name__: canary
     for canary in (
-        forkserver, queue, dataloader, open_clip, tokenizer_file, wandb, tensorboard, prefect_sqlite,
+        forkserver, queue, dataloader, shared_storage, open_clip, tokenizer_file, wandb, tensorboard, prefect_sqlite,
         prefect_pages, prefect_names,
     )
 }  # fmt: skip

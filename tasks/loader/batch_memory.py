@@ -35,6 +35,8 @@ EXTENT = 1 << 32
 FLAGS = 1 << 16
 """The first bytes of a region: one for each of its buffers, 1 while a batch lies there."""
 ALIGNMENT = 64
+ROOM = 1 << 20
+"""Bytes of a buffer that are left for the rest of a batch, beside a tensor that is written row by row."""
 PAGE = mmap.PAGESIZE
 
 
@@ -139,6 +141,33 @@ class Buffer:
         return self.start + len(self.bytes)
 
 
+@dataclass
+class Rows:
+    """A tensor that is written sample by sample into the buffer of the batch that is being made."""
+
+    field: Field
+    number: int
+    """Of the buffer."""
+    tensor: Tensor
+    """[samples, ...]: in the buffer."""
+    given: int = 0
+
+    def next(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+        """Return the next row, if it is of that name and shape and there is one."""
+        whole = Field(name, dtype, (len(self.tensor), *shape), 0)
+        if whole != self.field or self.given == len(self.tensor):
+            return None
+        self.given += 1
+        return self.tensor[self.given - 1]
+
+    def are(self, value: Value | None) -> bool:
+        """Whether the value is these rows, from the first on and without a gap."""
+        if value is None or isinstance(value, Tensor) or len(value) > len(self.tensor):
+            return False
+        pairs = zip(value, self.tensor, strict=False)
+        return all(one.data_ptr() == row.data_ptr() and one.shape == row.shape for one, row in pairs)
+
+
 class WorkerMemory:
     """A worker's side: its buffers. `memory` is the number of the training process's side."""
 
@@ -148,16 +177,51 @@ class WorkerMemory:
         self._buffers: dict[int, Buffer] = {}
         self._extent = flags_of(worker)
         self._mapped: dict[Extent, mmap.mmap] = {}
+        self._samples = 0
+        self._rows: Rows | None = None
+
+    def begin(self, samples: int) -> None:
+        """Begin a batch of so many samples."""
+        self._let_go()
+        self._samples = samples
+
+    def row(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+        """Return the next row of the first tensor that was asked for in this batch; None for another one, and
+        when all rows were given."""
+        if self._rows is None and self._samples:
+            field = Field(name, dtype, (self._samples, *shape), 0)
+            number = self._take(field.size + ROOM)
+            self._rows = Rows(field, number, field.of(self._buffers[number].bytes))
+        return None if self._rows is None else self._rows.next(name, shape, dtype)
 
     def place(self, values: Mapping[str, Value]) -> SentBatch:
-        """Copy the values into a buffer; MemoryError where the worker's region is used up."""
+        """Copy the values into a buffer, but for the rows that lie there; MemoryError where the worker's
+        region is used up."""
+        rows, number, done = self._rows, None, ""
+        if rows is not None and rows.are(values.get(rows.field.name)):
+            values = {rows.field.name: values[rows.field.name], **values}
+            if layout(values)[1] <= len(self._buffers[rows.number].bytes):
+                number, done, self._rows = rows.number, rows.field.name, None
         fields, size = layout(values)
-        number = self._free(max(size, 1))
-        self._flags[number] = 1
+        number = self._take(max(size, 1)) if number is None else number
         buffer = self._buffers[number]
         for field in fields:
-            fill(field.of(buffer.bytes), values[field.name])
+            if field.name != done:
+                fill(field.of(buffer.bytes), values[field.name])
+        self._let_go()
         return SentBatch(self._memory, self._worker, number, buffer.extent, buffer.start, size, fields)
+
+    def _let_go(self) -> None:
+        """Free the buffer of rows that no batch took."""
+        if self._rows is not None:
+            self._flags[self._rows.number] = 0
+        self._rows, self._samples = None, 0
+
+    def _take(self, size: int) -> int:
+        """Return the number of a buffer that was free, for so many bytes."""
+        number = self._free(size)
+        self._flags[number] = 1
+        return number
 
     def _free(self, size: int) -> int:
         """Return the number of a free buffer for so many bytes: the smallest that is large enough, or a new
@@ -196,6 +260,19 @@ def keep(file: SharedFile, memory: int, worker: int) -> None:
     """Make this process a worker that places its batches in the file."""
     global mine
     mine = WorkerMemory(file, memory, worker)
+
+
+def begin(samples: int) -> None:
+    """Begin a batch of so many samples; in a worker `row` then gives its rows."""
+    if mine is not None:
+        mine.begin(samples)
+
+
+def row(name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return a tensor for a value of the next sample, uninitialised: in a worker at its place in the batch
+    that is being made, where a large value is so written without a copy."""
+    found = None if mine is None else mine.row(name, shape, dtype)
+    return torch.empty(*shape, dtype=dtype) if found is None else found
 
 
 def flags_of(worker: int) -> Extent:

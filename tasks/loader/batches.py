@@ -15,7 +15,7 @@ from tasks.core.errors import DataError, TarmacError
 from tasks.core.quarantine_file import NAME, Quarantined
 from tasks.core.remote.remote_shards import RemoteShard
 from tasks.dataset.version.quarantine import rows
-from tasks.loader import worker_state
+from tasks.loader import batch_memory, worker_state
 from tasks.loader.bad import BadSampleError, OnBad, PassedOver
 from tasks.loader.collate import Collate, Delivery, WorkerFailure, pack
 from tasks.loader.indexed import IndexedReader
@@ -116,6 +116,7 @@ class PositionBatches(Dataset[Delivery]):
         self.seed = seed
         self.on_bad = on_bad
         self.collate = collate
+        self._reads_crops = getattr(transform, "reads_crops", False)
 
     def __getitem__(self, wanted: range | PackedPositions) -> Delivery:
         """Return the batch. For packed positions, `pack` of each sample is the number of its row."""
@@ -123,6 +124,7 @@ class PositionBatches(Dataset[Delivery]):
         places = np.array(positions, np.int64)
         seeds = [None] * len(places) if self.seed is None else sample_seeds(places, self.seed).tolist()
         samples, passed_over = [], []
+        batch_memory.begin(len(places))
         try:
             which, numbers = stand_at(self.sources, places, self.seed or 0)
             for position, place, number, seed in zip(
@@ -161,7 +163,7 @@ class PositionBatches(Dataset[Delivery]):
 
     def _sample(self, reader: IndexedReader, number: int, seed: int | None) -> dict[str, Any]:
         try:
-            sample = reader.read(number)
+            sample = reader.read(number, crops=self._reads_crops)
             worker_state.mine.transforming()
             try:
                 return {**self.transform(sample.members, seed), "key": sample.key}

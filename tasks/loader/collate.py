@@ -26,7 +26,8 @@ Batch = dict[str, Any]
 """By name: a tensor of shape [samples, ...], or a list of strings; `key` is always the list of keys."""
 Packed = dict[str, Tensor]
 Collate = Callable[[Sequence[Mapping[str, Any]]], Batch]
-"""Makes a batch of one or more samples as a transform returned them; picklable."""
+"""Makes a batch of one or more samples as a transform returned them; picklable. A tensor may also be a list
+of those of the samples, which is stacked where the batch travels and saves a copy."""
 TEXTS = "\0texts"
 PASSED_OVER = "\0passed_over"
 
@@ -55,13 +56,14 @@ Delivery = Packed | SentBatch | WorkerFailure
 
 def stack(samples: Sequence[Mapping[str, Any]]) -> Batch:
     """Stack tensors and numbers, and gather strings. All samples must have the same names and shapes."""
-    batch: Batch = default_collate([dict(sample) for sample in samples])
-    return batch
+    return {
+        name: torch.stack(values) if isinstance(values[0], Tensor) else values
+        for name, values in columns(samples).items()
+    }
 
 
-def _columns(samples: Sequence[Mapping[str, Any]]) -> Batch:
-    """Return what `stack` does, but tensors by themselves: they are stacked where the batch travels, which
-    saves a copy."""
+def columns(samples: Sequence[Mapping[str, Any]]) -> Batch:
+    """Return what `stack` does, but a list of tensors where the samples have tensors."""
 
     def column(values: list[Any]) -> Any:
         return values if isinstance(values[0], Tensor) else default_collate(values)
@@ -75,7 +77,7 @@ def pack(
     """Return the batch that `collate` makes of the samples; in a worker its tensors lie in shared memory.
     TypeError when a value is neither tensor, number, string nor list of numbers, which stay on the host."""
     texts: dict[str, Any] = {PASSED_OVER: [asdict(one) for one in passed_over]} if passed_over else {}
-    gather = _columns if collate is stack else collate
+    gather = columns if collate is stack else collate
     values = _values(gather(samples) if samples else {"key": []}, texts)
     if batch_memory.mine is not None:
         return batch_memory.mine.place(values)

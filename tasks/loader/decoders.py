@@ -95,24 +95,34 @@ def volume_of(members: Mapping[str, bytes]) -> StoredVolume:
         return stored.open_volume(name, members[name])
     except stored.Damaged as error:
         raise DataError(f"volume cannot be decoded: {error}") from error
+    except OSError as error:  # of a map of the shard
+        raise DataError(f"volume cannot be read: {error}") from error
 
 
 @decoding
-def decode_volume(members: Mapping[str, bytes], crop: Crop | None = None) -> NDArray[np.int16]:
-    """Return the voxels in HU, (D, H, W), possibly read-only: all of them, or those of a crop within the
-    volume.
+def decode_volume(
+    members: Mapping[str, bytes],
+    crop: Crop | None = None,
+    out: NDArray[np.int16] | None = None,
+    threads: int = 1,
+) -> NDArray[np.int16]:
+    """Return the voxels in HU, (D, H, W): all of them, or those of a crop within the volume. They are in
+    `out`, if it is given, of the same shape and in C order, or else in an array that may be read-only.
 
     For a crop only the chunks that it touches are read. They are compared with the checksums in the sample's
     `json`, where it holds them, so that members in a memory map of the shard can be trusted without reading
-    them whole; a caller that reads a whole sample has compared its checksum already.
+    them whole; a caller that reads a whole sample has compared its checksum already. Chunks that a crop takes
+    whole are decompressed by up to `threads` threads.
     """
     volume = volume_of(members)
     facts = decode_json(members["json"]) if crop is not None and "json" in members else {}
     expected = facts.get("chunk_crc32c") if isinstance(facts, dict) else None
     try:
-        return stored.read_crop(volume, crop, expected)
+        return stored.read_crop(volume, crop, expected, out, threads)
     except stored.Damaged as error:
         raise DataError(f"volume cannot be decoded: {error}") from error
+    except OSError as error:
+        raise DataError(f"volume cannot be read: {error}") from error
 
 
 def decode_text(data: bytes) -> str:

@@ -2,7 +2,8 @@
 
 The index records where each sample lies, so nothing is scanned and any order costs the same bookkeeping. The
 price beside a stream is one seek per sample, which the order of reading (windows) keeps short, and the
-checksum, 1 µs for 30 KB. Every process opens shards when it first needs them and keeps few open, so 10^5
+checksum, 1 µs for 30 KB. Of a sample with a volume, a caller can have only what a crop needs: see
+`tasks.loader.mapped`. Every process opens shards when it first needs them and keeps few open, so 10^5
 shards do not exhaust its descriptors.
 """
 
@@ -30,6 +31,7 @@ from tasks.dataset.version.index import read_index
 from tasks.dataset.version.layout import FOREIGN, shard_name
 from tasks.loader import worker_state
 from tasks.loader.bad import BadSampleError, Defect, Reason
+from tasks.loader.mapped import SMALLEST, mapped_sample
 from tasks.loader.order import OPEN_SHARDS, Order, Shuffle, order_of
 from tasks.loader.staging import copy_name, staged_shard
 
@@ -141,13 +143,16 @@ class IndexedReader:
         before, until = np.searchsorted(self._excluded, (start, stop)).tolist()
         return range(start - before, stop - until)
 
-    def read(self, number: int) -> Sample:
+    def read(self, number: int, *, crops: bool = False) -> Sample:
         """Read sample `number`; BadSampleError when it cannot be read as it was written.
 
-        DataError when the storage does not answer, or the index asks for more than memory holds: neither is a
-        fault of the sample.
+        With `crops`, a volume may be a view of a map of the shard, as `tasks.loader.mapped` describes, for a
+        caller that passes it to `decode_volume` with a crop. DataError when the storage does not answer, or
+        the index asks for more than memory holds: neither is a fault of the sample.
         """
         row = self.row(number)
+        if crops and (sample := self._read_mapped(row)) is not None:
+            return sample
         shard, offset, length, crc32c = self._index.item(row)  # of dtype INDEX
         try:
             span = self._read_span(row, shard, offset, length)
@@ -174,6 +179,20 @@ class IndexedReader:
         except (ValueError, IndexError) as error:
             raise self._changed(row, span) from error
 
+    def _read_mapped(self, row: int) -> Sample | None:
+        """Return the sample in a map of its shard; None where reading it whole decides, such as about a copy,
+        which may have to make way for the shard."""
+        shard, offset, length, crc32c = self._index.item(row)
+        is_own = self._foreign is None or self._foreign.is_plain
+        if length < SMALLEST or self.staged is not None or not is_own:
+            return None
+        try:
+            descriptor, name = self._opened(shard)
+        except OSError:
+            return None
+        worker_state.mine.reading(name, row, offset)
+        return mapped_sample(descriptor, offset, length, crc32c if self._checksums else None)
+
     def _is_sound(self, span: bytes, length: int, crc32c: int) -> bool:
         return len(span) == length and (not self._checksums or google_crc32c.value(span) == crc32c)
 
@@ -183,9 +202,12 @@ class IndexedReader:
         return f"{shard} row {row}"
 
     def undecodable(self, number: int, sample: Sample, problem: str) -> BadSampleError:
-        """Return the error for a sample whose bytes did not change but which a transform rejects."""
+        """Return the error for a sample whose bytes did not change but which a transform rejects; raise it
+        for one whose bytes changed, where that was not noticed before."""
         from tasks.loader import culprit
 
+        if any(not isinstance(member, bytes) for member in sample.members.values()):
+            sample = self.read(number)  # it was mapped: read whole, it shows whether the shard is damaged
         member, reason = culprit.in_members(sample.members)
         return self._bad(
             self.row(number), "member.undecodable", problem, sample.key, member if reason else None

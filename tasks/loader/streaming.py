@@ -24,7 +24,7 @@ from tasks.core.errors import DataError, TarmacError, UsageError
 from tasks.core.schema import Loader
 from tasks.core.stores import is_remote
 from tasks.core.units import counted
-from tasks.loader import worker_state
+from tasks.loader import batch_memory, worker_state
 from tasks.loader.bad import BadSampleError, Defect
 from tasks.loader.collate import Collate, Delivery, WorkerFailure, pack
 from tasks.loader.indexed import IndexedReader
@@ -171,6 +171,7 @@ class StreamBatches(IterableDataset[Delivery]):
                 positions = rank_positions(step, self.batch_size, self.rank, self.world_size)
                 seeds = sample_seeds(np.arange(positions.start, positions.stop), self.seed).tolist()
                 worker_state.mine.enter(WorkerStage.TRANSFORM)
+                batch_memory.begin(len(samples))
                 made = [self._apply(raw, seed) for raw, seed in zip(samples, seeds, strict=True)]
                 worker_state.mine.enter(WorkerStage.COLLATE)
                 packed = pack(made, collate=self.collate)

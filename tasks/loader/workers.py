@@ -37,7 +37,8 @@ logger = logging.getLogger(__name__)
 class Transform(Protocol):
     """Turns a sample's members by suffix into its tensors, numbers and strings by name; picklable.
     `generator_seed` is all the randomness that it may use; None asks for the plain form, without
-    augmentation."""
+    augmentation. A transform whose class says `reads_crops = True` may get a volume as a view of a map of the
+    shard, of which it takes what it needs by `decode_volume` with a crop."""
 
     def __call__(self, sample: dict[str, bytes], generator_seed: int | None) -> dict[str, Any]: ...
 

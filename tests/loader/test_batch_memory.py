@@ -5,6 +5,7 @@ import mmap
 import os
 import pickle
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -84,6 +85,54 @@ def test_a_batch_larger_than_an_extent_has_one_of_its_own(monkeypatch: pytest.Mo
     monkeypatch.setattr(batch_memory, "REGION", 1 << 22)
     with pytest.raises(MemoryError, match="the batches of a loader worker take"):
         worker.place({"a": torch.zeros(1 << 21)})
+
+
+def rows_of(
+    worker: WorkerMemory, values: Sequence[int], shape: tuple[int, ...] = (2, 3)
+) -> list[torch.Tensor]:
+    found = [worker.row("volume", shape, torch.int16) for _ in values]
+    assert all(row is not None for row in found)
+    return [row.fill_(value) for row, value in zip(found, values, strict=True) if row is not None]
+
+
+def test_rows_that_are_written_at_their_place_are_not_copied() -> None:
+    main, worker = pair()
+    worker.begin(3)
+    rows = rows_of(worker, [1, 2, 3])
+    sent = worker.place({"text": torch.arange(4), "volume": rows})
+    rows[1].fill_(7)
+    batch = main.open(sent)
+    assert batch["volume"].tolist() == [[[n] * 3] * 2 for n in (1, 7, 3)], "it is the same memory"
+    assert batch["text"].tolist() == [0, 1, 2, 3]
+
+
+def test_a_dropped_sample_leaves_its_row_out() -> None:
+    main, worker = pair()
+    worker.begin(3)
+    first, _, last = rows_of(worker, [1, 9, 2])
+    assert worker.row("volume", (2, 3), torch.int16) is None, "a stand-in has none"
+    stand_in = torch.full((2, 3), 3, dtype=torch.int16)
+    batch = main.open(worker.place({"volume": [first, last, stand_in]}))
+    assert batch["volume"][:, 0, 0].tolist() == [1, 2, 3]
+    worker.begin(2)
+    fewer = main.open(worker.place({"volume": rows_of(worker, [5, 6])[:1]}))
+    assert fewer["volume"].tolist() == [[[5] * 3] * 2]
+    assert batch["volume"][:, 0, 0].tolist() == [1, 2, 3]
+
+
+def test_no_batch_writes_into_another() -> None:
+    main, worker = pair()
+    assert worker.row("volume", (2, 3), torch.int16) is None, "before a batch has begun"
+    worker.begin(2)
+    rows_of(worker, [1, 2])  # of a batch that failed
+    worker.begin(2)
+    kept = main.open(worker.place({"volume": rows_of(worker, [3, 4])}))
+    worker.begin(1)
+    other = rows_of(worker, [5], (4, 4))
+    assert worker.row("mask", (4, 4), torch.int16) is None, "one tensor of a batch is written so"
+    large = main.open(worker.place({"volume": other, "rest": torch.ones(1 << 20)}))
+    assert kept["volume"][:, 0, 0].tolist() == [3, 4]
+    assert large["volume"].unique().tolist() == [5] and large["rest"].sum() == 1 << 20
 
 
 def test_where_there_is_no_memory_file_a_temporary_one_serves(monkeypatch: pytest.MonkeyPatch) -> None:

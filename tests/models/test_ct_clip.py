@@ -19,6 +19,7 @@ from tasks.dataset.formats import npy
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.modalities.volume_report import VOLUME_REPORT
 from tasks.evaluation import evaluators
+from tasks.loader.collate import pack, unpack
 from tasks.loader.feed import Data, Feed
 from tasks.models import recipes
 from tasks.models.ct.ct_clip import CtClipRecipe, crop_of, scaled
@@ -110,7 +111,7 @@ def test_published_weights_give_ct_clips_loss(tmp_path: Path) -> None:
     recipe = recipe_of(pretrained=str(tmp_path / "CT-CLIP_v2.pt"), codebook=ENTRIES, shape=EIGHT_TOKENS)
     model: Any = recipe.build_model().double().eval()
     samples = [recipe.transform(False)(sample, None) for sample in eight_tokens()]
-    batch = recipe.collate([{**sample, "key": "k"} for sample in samples])
+    batch = unpack(pack([{**sample, "key": "k"} for sample in samples], collate=recipe.collate))[0]
     own = weights_of(model.visual_transformer)
     volumes = [np.clip(sample["volume"].numpy().astype(float), -1000, 1000) / 1000 for sample in samples]
     seen = [ct_by_hand.tokens(one, (8, 16, 16), 4, own).mean(0).ravel() for one in volumes]
@@ -236,7 +237,7 @@ def test_window_and_start_of_the_temperature_change_the_outcome() -> None:
         torch.manual_seed(0)
         task = recipe.task(recipe.build_model()).eval()
         samples = [recipe.transform(False)(sample, None) for sample in SAMPLES["ct_clip"]]
-        losses.add(round(float(task(recipe.collate(samples)).sum.detach()), 5))
+        losses.add(round(float(task(unpack(pack(samples, collate=recipe.collate))[0]).sum.detach()), 5))
     assert len(losses) == 3
 
 

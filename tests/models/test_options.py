@@ -22,6 +22,7 @@ from tasks.core.config import load_config
 from tasks.core.errors import UsageError
 from tasks.core.files import write_json
 from tasks.core.schema.recipes import RECIPES
+from tasks.loader.collate import pack, unpack
 from tasks.models import recipes
 from tasks.models.clip import clip_options
 from tasks.models.clip.openclip import open_clip
@@ -180,7 +181,12 @@ def outcome(recipe: str, model: dict[str, Any], folder: Path) -> Any:
     found = recipes.load_recipe(train_block(recipe, **model))
     samples = {**SAMPLES, **LARGER}[recipe]
     transform = found.transform(True)
-    batch = found.collate([{**transform(one, seed), "key": str(seed)} for seed, one in enumerate(samples)])
+    batch = unpack(
+        pack(
+            [{**transform(one, seed), "key": str(seed)} for seed, one in enumerate(samples)],
+            collate=found.collate,
+        )
+    )[0]
     torch.manual_seed(1)
     task = found.task(found.build_model())
     torch.manual_seed(2)

@@ -155,7 +155,7 @@ def volume(content: bytes) -> None:
         for side, step in zip(opened.shape, opened.chunk, strict=True)
     ]
     for depth, height, width in product(*parts):
-        opened.voxels((depth, height, width))
+        stored.read_crop(opened, (depth, height, width))
 
 
 CHECKS: Mapping[str, Callable[[bytes], object]] = {

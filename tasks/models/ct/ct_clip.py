@@ -9,6 +9,7 @@ travel as the int16 HU that shards hold, half the size of floats; the model's de
 from __future__ import annotations
 
 import math
+import os
 import pickle
 import re
 from collections.abc import Mapping, Sequence
@@ -21,12 +22,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import get_worker_info
 
 from tasks.core.errors import DataError, UsageError, first_line
+from tasks.core.process import available_cores
 from tasks.core.schema.training import Pack
 from tasks.dataset.formats.volumes.geometry import axes_of
 from tasks.dataset.formats.volumes.stored import Crop
-from tasks.loader.collate import Batch, stack
+from tasks.loader import batch_memory
+from tasks.loader.collate import Batch, columns
 from tasks.loader.decoders import decode_json, decode_text, decode_volume, volume_of
 from tasks.loader.workers import Transform
 from tasks.models.ct.ct_clip_options import CtClipOptions, Sides
@@ -38,6 +42,7 @@ from tasks.models.task import ALL, Contrastive, Embedder, Features, Loss, both_w
 HIGHEST_LOGIT_SCALE = math.log(100)
 HU_PER_UNIT = 1000.0
 """CT-CLIP's models read HU / 1000."""
+MOST_THREADS = 4
 CODEBOOK = "visual_transformer.vq.embed"
 UNUSED = re.compile(
     r"visual_transformer\.(to_patch_emb_first_frame|to_pixels|to_pixels_first_frame|vq)\."
@@ -147,7 +152,10 @@ class CtClipTask(Contrastive, Embedder):
 
 
 class CtClipTransform:
-    """Maps members to `volume` [depth, height, width] int16 HU, `shift` [] in HU, `text` [context] int64."""
+    """Maps members to `volume` [depth, height, width] int16 HU, `shift` [] in HU, `text` [context] int64. The
+    volume is decompressed at its place in the batch."""
+
+    reads_crops = True
 
     def __init__(self, options: CtClipOptions, reports: ReportTower, is_train: bool) -> None:
         self._shape, self._reports, self._is_train = options.input_shape, reports, is_train
@@ -159,32 +167,39 @@ class CtClipTransform:
         draws = None
         if self._is_train and generator_seed is not None:
             draws = np.random.default_rng(generator_seed)
-        stored = volume_of(sample).shape
-        crop = crop_of(stored, self._shape, draws)
-        voxels = decode_volume(sample, None if stored == self._shape else crop)
+        crop = crop_of(volume_of(sample).shape, self._shape, draws)
+        volume = batch_memory.row("volume", self._shape, torch.int16)
+        decode_volume(sample, crop, volume.numpy(), spare_threads())
         shift = 0
         if draws is not None:
             shift = int(draws.integers(-self._jitter, self._jitter, endpoint=True))
             if self._flip and draws.integers(2):
-                voxels = np.flip(voxels, _left_to_right(sample))
-        if not voxels.flags.writeable or not voxels.flags.c_contiguous:
-            voxels = voxels.copy()
+                volume.copy_(volume.flip(_left_to_right(sample)))
         return {
-            "volume": torch.from_numpy(voxels),
+            "volume": volume,
             "shift": torch.tensor(shift, dtype=torch.float32),
             "text": self._reports.tokenize([decode_text(sample["txt"])])[0],
         }
 
 
 class Trimmed:
-    """Stacks samples and cuts off the token columns that no text of the batch reaches."""
+    """Gathers samples, and cuts off the token columns that no text of the batch reaches."""
 
     def __init__(self, reports: ReportTower) -> None:
         self._reports = reports
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
-        batch = stack(samples)
-        return {**batch, "text": self._reports.trimmed(batch["text"]).contiguous()}
+        batch = columns(samples)
+        return {**batch, "text": self._reports.trimmed(torch.stack(batch["text"])).contiguous()}
+
+
+def spare_threads() -> int:
+    """Return how many threads may decompress a volume: the cores of this process's machine that the workers
+    of all its ranks leave over."""
+    loading = get_worker_info()
+    workers = 1 if loading is None else loading.num_workers
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(min(available_cores() // (workers * ranks), MOST_THREADS), 1)
 
 
 def crop_of(stored: Sequence[int], wanted: Sides, draws: np.random.Generator | None) -> Crop:

@@ -52,11 +52,51 @@ def test_a_crop_of_ct_clips_shape_touches_few_chunks() -> None:
     volume = np.zeros((240, 480, 480), np.int16)
     name, content = stored.encode(volume, "blosc2")
     found = stored.open_volume(name, content)
-    asked = []
-    checksum = found.checksum
-    found.checksum = lambda number: asked.append(number) or checksum(number)  # type: ignore[method-assign, func-returns-value]
-    stored.read_crop(found, (slice(96, 128), slice(120, 240), slice(130, 250)), stored.checksums(found)[:])
-    assert len(asked) - 240 == 4, "of 240 chunks"
+    checksums, asked = stored.checksums(found), set()
+    packed = found.packed
+    found.packed = lambda number: asked.add(number) or packed(number)  # type: ignore[method-assign, func-returns-value]
+    stored.read_crop(found, (slice(96, 128), slice(120, 240), slice(130, 250)), checksums)
+    assert len(asked) == 4, "of 240 chunks"
+
+
+EDGES = (33, 250, 121)
+"""Not a multiple of chunk or block along any side."""
+CROPS = [
+    None,
+    (slice(16, 32), slice(0, 120), slice(0, 120)),
+    (slice(16, 33), slice(120, 250), slice(0, 121)),
+    (slice(3, 20), slice(100, 140), slice(7, 9)),
+]
+
+
+@pytest.mark.parametrize("crop", CROPS, ids=["whole", "a chunk", "chunks at the end", "parts of chunks"])
+@pytest.mark.parametrize("encoding", ["blosc2", "npy"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_crop_is_written_where_it_is_wanted(encoding: str, crop: Any, threads: int) -> None:
+    volume = np.random.default_rng(0).integers(-1000, 1000, EDGES).astype(np.int16)
+    volume[:16] = 0  # chunks without bytes of their own
+    volume[16:32, :120] = -1000
+    found = stored.open_volume(*stored.encode(volume, encoding))
+    wanted = volume[crop or stored.whole(found)]
+    batch = np.full((2, *wanted.shape), 7, np.int16)
+    assert stored.read_crop(found, crop, stored.checksums(found), batch[1], threads) is not None
+    np.testing.assert_array_equal(batch[1], wanted)
+    assert (batch[0] == 7).all()
+    np.testing.assert_array_equal(stored.read_crop(found, crop, threads=threads), wanted)
+
+
+@pytest.mark.parametrize("encoding", ["blosc2", "npy"])
+def test_the_spans_of_chunks_hold_the_bytes_of_their_checksums(encoding: str) -> None:
+    import google_crc32c
+
+    volume = np.random.default_rng(0).integers(-1000, 1000, EDGES).astype(np.int16)
+    volume[:16] = 0
+    name, content = stored.encode(volume, encoding)
+    found = stored.open_volume(name, content)
+    for (start, stop), checksum in zip(found.spans, stored.checksums(found), strict=True):
+        if start < stop:
+            assert google_crc32c.value(bytes(content[start:stop])) == checksum
+    assert sum(start == stop for start, stop in found.spans) == (6 if encoding == "blosc2" else 0)
 
 
 OTHERS = {

@@ -6,6 +6,11 @@ bitshuffle reads a volume in half the time of Zstandard (measured), for a tenth 
 compresses, so the same volume gives the same bytes. The CRC32C of each chunk (of its compressed bytes, or of
 an NPY file's slices) is in the sample's `json`, so a crop can be verified without reading the rest.
 
+Reading writes voxels where the caller wants them, such as into a batch, and takes compressed bytes from where
+they lie, such as a map of the shard. Blosc2 cuts a crop by decompressing only the blocks in it, one chunk
+after the other, because it holds Python's lock meanwhile. Where a crop takes chunks whole, each is
+decompressed by a call that does not hold the lock, so that threads share the work.
+
 A frame is checked before Blosc2 gets it. For a codec or filter with an unknown number, Blosc2 loads a shared
 library by starting a Python process, and it returns uninitialised memory if a chunk demands that. So the
 header of the frame, and of each chunk before it is decompressed, may only name built-in codecs and filters.
@@ -17,6 +22,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from itertools import product
 from math import prod
@@ -27,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.core.errors import UsageError
+from tasks.core.mapped import readable
 from tasks.dataset.formats import npy
 from tasks.dataset.formats.volumes.geometry import Shape
 from tasks.dataset.tar.format import Buffer
@@ -38,6 +45,7 @@ CHUNK: Shape = (16, 120, 120)
 BLOCK: Shape = (16, 40, 40)
 LARGEST_CHUNK_BYTES = 1 << 28
 Crop = tuple[slice, slice, slice]
+Voxels = NDArray[np.int16]
 
 MAGIC = b"\x9e\xa8b2frame\0"
 FIXED_HEADER = 87
@@ -63,16 +71,20 @@ class StoredVolume(Protocol):
 
     shape: Shape
     chunk: Shape
+    spans: Sequence[tuple[int, int]]
+    """Where the bytes of each chunk begin and end in the member, chunks numbered in C order over their grid;
+    of one that has none, such as one of zeros, both are the same."""
 
-    def checksum(self, number: int) -> int:
-        """Return the CRC32C of a chunk, numbered in C order over the grid of chunks; Damaged if it is
-        unsafe."""
+    def packed(self, number: int) -> Buffer:
+        """Return the bytes of a chunk, of which its CRC32C is taken; Damaged if it is unsafe, OSError if it
+        cannot be read."""
 
-    def voxels(self, crop: Crop) -> NDArray[np.int16]:
-        """Return the voxels of a crop within the shape; Damaged if they cannot be decompressed."""
+    def voxels(self, crop: Crop, out: Voxels | None, threads: int) -> Voxels:
+        """Return the voxels of a crop within the shape, in `out` if given, with up to so many threads. The
+        chunks that it touches have been checked by `packed`. Damaged if they cannot be decompressed."""
 
 
-def encode(voxels: NDArray[np.int16], encoding: str) -> tuple[str, Buffer]:
+def encode(voxels: Voxels, encoding: str) -> tuple[str, Buffer]:
     """Return a volume's member as suffix and bytes; `encoding` is blosc2 or npy."""
     if encoding == "npy":
         return NPY, npy.dump(voxels)
@@ -120,7 +132,8 @@ def kind_of(content: Buffer) -> str | None:
 def open_volume(name: str, content: Buffer) -> StoredVolume:
     """Open the volume in a stored member; Damaged if it is none.
 
-    `content` is any buffer, such as a map of the shard, and must outlive the volume.
+    `content` is any buffer, such as a map of the shard, and must outlive the volume. OSError for a map that
+    cannot be read.
     """
     try:
         return _Blosc2Volume(content) if name == B2ND else _NpyVolume(content)
@@ -137,28 +150,33 @@ def whole(volume: StoredVolume) -> Crop:
 
 def checksums(volume: StoredVolume) -> list[int]:
     """Return the CRC32C of every chunk, as they are in the sample's `json`."""
-    return [volume.checksum(number) for number in range(prod(_grid(volume.shape, volume.chunk)))]
+    return [google_crc32c.value(volume.packed(number)) for number in range(len(volume.spans))]
 
 
 def read_crop(
-    volume: StoredVolume, crop: Crop | None = None, expected: Sequence[int] | None = None
-) -> NDArray[np.int16]:
+    volume: StoredVolume,
+    crop: Crop | None = None,
+    expected: Sequence[int] | None = None,
+    out: Voxels | None = None,
+    threads: int = 1,
+) -> Voxels:
     """Return the voxels of a crop, or of the whole volume; only chunks that the crop touches are read.
 
-    `expected` are the CRC32C of all chunks: Damaged if a touched chunk differs. IndexError for a crop that is
-    not within the volume.
+    `expected` are the CRC32C of all chunks: Damaged if a touched chunk differs. The voxels are written into
+    `out`, of the crop's shape and in C order, or else returned as an array that may be read-only. IndexError
+    for a crop that is not within the volume; OSError if its bytes lie in a map that cannot be read.
     """
     crop = crop or whole(volume)
     for part, side in zip(crop, volume.shape, strict=True):
         if part.step not in (None, 1) or not 0 <= part.start < part.stop <= side:
             raise IndexError(f"{part} is not a crop of {side} voxels")
-    grid = _grid(volume.shape, volume.chunk)
-    if expected is not None and len(expected) != prod(grid):
-        raise Damaged(f"{prod(grid)} chunks, but checksums of {len(expected)}")
-    for number in _touched(crop, volume.chunk, grid):
-        if expected is not None and volume.checksum(number) != expected[number]:
+    if expected is not None and len(expected) != len(volume.spans):
+        raise Damaged(f"{len(volume.spans)} chunks, but checksums of {len(expected)}")
+    for number, _ in _touched(crop, volume):
+        packed = volume.packed(number)
+        if expected is not None and google_crc32c.value(packed) != expected[number]:
             raise Damaged(f"chunk {number} differs from its checksum")
-    return volume.voxels(crop)
+    return volume.voxels(crop, out, threads)
 
 
 def _grid(shape: Sequence[int], chunk: Sequence[int]) -> list[int]:
@@ -170,18 +188,22 @@ def _whole_blocks(chunk: Sequence[int], block: Sequence[int]) -> list[int]:
     return [parts * side for parts, side in zip(_grid(chunk, block), block, strict=True)]
 
 
-def _touched(crop: Crop, chunk: Shape, grid: Sequence[int]) -> Iterator[int]:
+def _touched(crop: Crop, volume: StoredVolume) -> Iterator[tuple[int, Shape]]:
+    """Yield the number of each chunk that the crop touches, with the voxel of the volume where it begins."""
     ranges = [
-        range(part.start // side, (part.stop - 1) // side + 1) for part, side in zip(crop, chunk, strict=True)
+        range(part.start // side, (part.stop - 1) // side + 1)
+        for part, side in zip(crop, volume.chunk, strict=True)
     ]
+    depth, height, width = volume.chunk
+    _, rows, columns = _grid(volume.shape, volume.chunk)
     for z, y, x in product(*ranges):
-        yield (z * grid[1] + y) * grid[2] + x
+        yield (z * rows + y) * columns + x, (z * depth, y * height, x * width)
 
 
 def _require_frame(content: Buffer) -> int:
     """Return the unpacked size in bytes that the frame claims for a chunk; ValueError if the bytes are no
     frame that can be opened safely."""
-    start = bytes(content[:FIXED_HEADER])
+    start = bytes(_readable(content[:FIXED_HEADER]))
     if len(start) < FIXED_HEADER or not start.startswith(MAGIC):
         raise ValueError("not a Blosc2 frame")
     (header,) = struct.unpack_from(">i", start, 11)
@@ -189,13 +211,16 @@ def _require_frame(content: Buffer) -> int:
     (chunk,) = struct.unpack_from(">i", start, 58)
     if length != len(content) or not FIXED_HEADER <= header <= length or not 0 <= packed <= length - header:
         raise ValueError(f"a Blosc2 frame that claims {length:,} bytes, but has {len(content):,}")
+    _readable(content[:header])
+    index = _readable(content[header + packed :])
     if unpacked > 0:
-        _require_chunk(bytes(content[header + packed : header + packed + CHUNK_HEADER]))
+        _require_chunk(bytes(index[:CHUNK_HEADER]))
     return int(chunk)
 
 
-def _require_chunk(start: bytes, unpacked: int | None = None) -> None:
-    """ValueError if a chunk with this start cannot be decompressed safely, or not to `unpacked` bytes."""
+def _require_chunk(start: bytes, unpacked: int | None = None, packed: int | None = None) -> None:
+    """ValueError if a chunk with this start cannot be decompressed safely, or not from `packed` to `unpacked`
+    bytes."""
     if len(start) < CHUNK_HEADER:
         raise ValueError("a chunk is cut off")
     flags, own_flags = start[2], start[31]
@@ -203,26 +228,37 @@ def _require_chunk(start: bytes, unpacked: int | None = None) -> None:
         raise ValueError("a chunk uses a codec or filter that is not built in")
     if own_flags >> 4 & 7 not in SPECIAL:
         raise ValueError("a chunk holds no values")
-    (size,) = struct.unpack_from("<i", start, 4)
+    size, _, compressed = struct.unpack_from("<iii", start, 4)
     if unpacked is not None and size != unpacked:
         raise ValueError(f"a chunk of {size:,} bytes instead of {unpacked:,}")
+    if packed is not None and compressed != packed:
+        raise ValueError(f"a chunk of {compressed:,} compressed bytes instead of {packed:,}")
 
 
 class _NpyVolume:
     """A volume in an NPY file; each slice is a chunk."""
 
     def __init__(self, content: Buffer) -> None:
+        _readable(content[: npy.LONGEST_HEADER])
         self._array = array = npy.parse(content)
         if array.dtype != np.dtype("<i2") or array.ndim != 3 or not array.flags.c_contiguous:
             raise Damaged(f"{array.dtype} {array.shape}, not int16 D,H,W in C order")
-        _, height, width = self.shape = array.shape
+        depth, height, width = self.shape = array.shape
         self.chunk = (1, height, width)
+        start, size = len(content) - array.nbytes, 2 * height * width
+        self.spans: Sequence[tuple[int, int]] = [
+            (start + at * size, start + (at + 1) * size) for at in range(depth)
+        ]
 
-    def checksum(self, number: int) -> int:
-        return int(google_crc32c.value(self._array[number]))
+    def packed(self, number: int) -> Buffer:
+        return _readable(self._array[number])
 
-    def voxels(self, crop: Crop) -> NDArray[np.int16]:
-        return self._array[crop]
+    def voxels(self, crop: Crop, out: Voxels | None, threads: int) -> Voxels:
+        found: Voxels = self._array[crop]
+        if out is None:
+            return found
+        out[...] = found
+        return out
 
 
 class _Blosc2Volume:
@@ -246,27 +282,90 @@ class _Blosc2Volume:
             raise Damaged(f"{shape} in {self._chunks.nchunks} chunks of {chunk}")
         self.shape: Shape = shape
         self.chunk: Shape = chunk
+        self._block: Shape = block
+        self.spans: Sequence[tuple[int, int]] = _chunk_spans(content, count)
 
-    def checksum(self, number: int) -> int:
-        return int(google_crc32c.value(self._chunk(number)))
-
-    def voxels(self, crop: Crop) -> NDArray[np.int16]:
-        for number in _touched(crop, self.chunk, _grid(self.shape, self.chunk)):
-            self._chunk(number)
+    def packed(self, number: int) -> Buffer:
         try:
-            found: NDArray[np.int16] = self._array[crop]
-        except (RuntimeError, ValueError) as error:
-            raise Damaged(f"cannot be decompressed: {error}") from None
-        return found
-
-    def _chunk(self, number: int) -> bytes:
-        """Return the compressed chunk; Damaged if it cannot be decompressed safely."""
-        try:
-            packed: bytes = self._chunks.get_chunk(number)
-            _require_chunk(packed[:CHUNK_HEADER], self._chunk_bytes)
+            packed = _readable(self._bytes(number))
+            _require_chunk(bytes(packed[:CHUNK_HEADER]), self._chunk_bytes, len(packed))
         except (RuntimeError, ValueError) as error:
             raise Damaged(f"chunk {number}: {error}") from None
         return packed
+
+    def _bytes(self, number: int) -> Buffer:
+        start, stop = self.spans[number]
+        return self._content[start:stop] if start < stop else self._chunks.get_chunk(number)
+
+    def voxels(self, crop: Crop, out: Voxels | None, threads: int) -> Voxels:
+        try:
+            if not self._takes_whole_chunks(crop):
+                found: Voxels = self._array[crop]
+                if out is None:
+                    return found
+                out[...] = found
+                return out
+            out = np.empty([part.stop - part.start for part in crop], np.int16) if out is None else out
+            self._decompress(list(_touched(crop, self)), crop, out, threads)
+            return out
+        except (RuntimeError, ValueError) as error:
+            raise Damaged(f"cannot be decompressed: {error}") from None
+
+    def _takes_whole_chunks(self, crop: Crop) -> bool:
+        return all(
+            part.start % side == 0 and (part.stop % side == 0 or part.stop == end)
+            for part, side, end in zip(crop, self.chunk, self.shape, strict=True)
+        )
+
+    def _decompress(self, chunks: Sequence[tuple[int, Shape]], crop: Crop, out: Voxels, threads: int) -> None:
+        """Decompress whole chunks to their places in `out`, each of `threads` an equal share of them."""
+        shares = [chunks[first::threads] for first in range(min(threads, len(chunks)))]
+        if len(shares) == 1:
+            self._decompress_share(chunks, crop, out)
+            return
+        with ThreadPoolExecutor(len(shares)) as pool:
+            for done in [pool.submit(self._decompress_share, share, crop, out) for share in shares]:
+                done.result()
+
+    def _decompress_share(self, chunks: Sequence[tuple[int, Shape]], crop: Crop, out: Voxels) -> None:
+        """Blosc2 gives a chunk as one block behind the other, each in C order, padded to whole blocks."""
+        decompress = _blosc2().decompress2
+        parts = _grid(self.chunk, self._block)
+        blocks = np.empty((*parts, *self._block), np.int16)
+        ordered = blocks.transpose(0, 3, 1, 4, 2, 5)
+        for number, origin in chunks:
+            decompress(self._bytes(number), dst=blocks, nthreads=1)
+            starts = [at - part.start for at, part in zip(origin, crop, strict=True)]
+            place = out[tuple(slice(at, at + side) for at, side in zip(starts, self.chunk, strict=True))]
+            if place.size == blocks.size:
+                place.reshape(ordered.shape, copy=False)[...] = ordered
+            else:  # it is padded, or the volume ends within it
+                chunk = ordered.reshape(_whole_blocks(self.chunk, self._block))
+                place[...] = chunk[tuple(slice(side) for side in place.shape)]
+
+
+def _readable(content: Buffer) -> Buffer:
+    """Return the bytes; OSError if they lie in a map and cannot be read."""
+    return readable(content) if isinstance(content, np.ndarray) else content
+
+
+def _chunk_spans(content: Buffer, count: int) -> list[tuple[int, int]]:
+    """Return where the bytes of each chunk of a frame lie; ValueError where they do not lie within it, one
+    behind the other. The frame has been checked by `_require_frame`."""
+    (header,) = struct.unpack_from(">i", bytes(content[:FIXED_HEADER]), 11)
+    (size,) = struct.unpack_from(">q", bytes(content[:FIXED_HEADER]), 39)
+    offsets = np.empty(count, "<i8")
+    index = content[header + size :]
+    _require_chunk(bytes(index[:CHUNK_HEADER]), offsets.nbytes)
+    _blosc2().decompress2(index, dst=offsets, nthreads=1)
+    has_bytes = offsets >= 0
+    starts = offsets[has_bytes]
+    ends = np.append(starts[1:], size)
+    if (starts >= ends).any():
+        raise ValueError("its chunks do not lie behind each other")
+    spans = np.zeros((count, 2), np.int64)
+    spans[has_bytes, 0], spans[has_bytes, 1] = header + starts, header + ends
+    return [(start, stop) for start, stop in spans.tolist()]
 
 
 def require_package(name: str, config_key: str) -> None:
@@ -284,4 +383,5 @@ def _blosc2() -> Any:
     except ImportError:
         require_package("blosc2", f"{B2ND} in a shard")
         raise
+    blosc2.set_releasegil(True)
     return blosc2
