@@ -141,6 +141,7 @@ def test_metadata_is_never_looked_at() -> None:
         (changed(INDEX + 2, bytes([FRAME[INDEX + 2] | 0xE0])), "not built in"),
         (changed(HEADER + 31, b"\x40"), "no values"),
         (changed(HEADER + 4, struct.pack("<i", 1 << 30)), "instead of"),
+        (changed(HEADER + 12, struct.pack("<i", 40)), "compressed bytes instead of"),
     ],
 )
 def test_hostile_frames_are_refused_before_they_are_decompressed(frame: bytes, problem: str) -> None:
