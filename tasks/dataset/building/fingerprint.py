@@ -39,7 +39,7 @@ NOT_SHAPING = {
 }
 """Keys of the dataset block that shape no byte of a shard: places, permissions, the reject budget. (Sources
 count without their paths.)"""
-CONVERTER = 11
+CONVERTER = 12
 """Increase it whenever the same raw sample would become other bytes, statistics or reject reasons."""
 
 PACKAGES = {

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile, get_sampling
 from PIL.PngImagePlugin import PngInfo
+from skimage import data as photos
 
 from tasks.core.schema import ImageRules
 from tasks.dataset.formats import images
@@ -435,3 +436,68 @@ def test_png_is_compressed_by_the_zlib_that_is_pinned(mode: str, monkeypatch: py
     monkeypatch.setattr(Image.Image, "save", save_otherwise)  # another zlib's work
     monkeypatch.setattr(zlib, "compress", lambda content: compress(content, 1))
     assert images.store(data, ImageRules(encode="png"))[1] == stored
+
+
+def photograph(name: str) -> Image.Image:
+    return Image.fromarray(getattr(photos, name)())
+
+
+def decibels(one: bytes, other: bytes) -> float:
+    """The peak signal-to-noise ratio of two pictures."""
+    error = plain_pixels(one) - plain_pixels(other)
+    return float(10 * np.log10(255**2 / max(float((error**2).mean()), 1e-9)))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("side", [4, 5.5, 16])
+@pytest.mark.parametrize("sampling", [0, 1, 2])
+def test_a_photograph_that_is_decoded_smaller_looks_the_same(
+    orientation: int, side: float, sampling: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if it were decoded whole, also where its sides are odd and it is turned: a shift by half a pixel
+    would cost 10 dB. Pillow's `thumbnail` is as far from scaling without a shortcut."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    for name in ("astronaut", "chelsea", "coffee"):
+        photo = photograph(name)
+        photo = photo.crop((0, 0, photo.width - 1 + photo.width % 2, photo.height - 1 + photo.height % 2))
+        data = encoded(photo, "JPEG", quality=92, subsampling=sampling, exif=exif)
+        rules = ImageRules(max_side=int(max(photo.size) / side), encode="png")
+        stored = images.store(data, rules)
+        with monkeypatch.context() as whole:
+            whole.setattr(images, "SCALED", ())
+            expected = images.store(data, rules)
+        assert stored.content != expected.content and max(stored.size) == rules.max_side
+        assert stored.size == expected.size and stored[4:] == expected[4:] == (1, "rgb")
+        assert stored.luma is not None and stored.luma.size == stored.size
+        assert decibels(stored.content, expected.content) > 44
+
+
+def test_a_picture_far_larger_than_stored_is_decoded_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    draft = JpegImageFile.draft
+    monkeypatch.setattr(JpegImageFile, "draft", lambda *of: asked.append(of[2]) or draft(*of))
+    for kind in ("JPEG", "PNG"):
+        data = encoded(photograph("astronaut"), kind)
+        for side in (129, 128, 33, 32, 17, 16):
+            images.store(data, ImageRules(max_side=side))
+    assert asked == [(256, 256)] * 2 + [(128, 128)] * 2 + [(64, 64)]
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK"])
+def test_grey_and_inks_are_decoded_smaller_as_well(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encoded(photograph("astronaut").convert(mode), "JPEG", quality=92, icc_profile=b"ink")
+    stored = images.store(data, ImageRules(max_side=100)).content
+    monkeypatch.setattr(images, "SCALED", ())
+    expected = images.store(data, ImageRules(max_side=100)).content
+    for content in (stored, expected):
+        opened = Image.open(io.BytesIO(content))
+        assert opened.mode == ("L" if mode == "L" else "RGB")
+        assert opened.info.get("icc_profile") == (b"ink" if mode == "L" else None)
+    assert stored != expected and decibels(stored, expected) > 42
+
+
+def test_a_torn_photograph_is_rejected_at_any_size() -> None:
+    data = encoded(photograph("astronaut"), "JPEG", quality=92)
+    for side in (400, 128, 32, 16):
+        assert reason(data[: len(data) // 2], ImageRules(max_side=side)) == "image.undecodable"
