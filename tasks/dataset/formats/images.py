@@ -313,7 +313,7 @@ def _decoded_near(data: bytes, rules: ImageRules, header: ImageHeader) -> tuple[
     times = next((times for times, gap in SCALED if longest >= times * gap * most), 1)
     if times == 1 or rules.max_side is None or header.frame is None or not header.frame.samples_evenly:
         return decode(data, rules)
-    kind, image = decode(data, rules, lambda _: times)
+    kind, image = decode(data, rules, times)
     width, height = header.size
     return kind, _scaled_down(image, rules.max_side, (width / times, height / times))
 
