@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import BinaryIO
 
 from tasks.core.errors import UsageError
@@ -56,7 +56,7 @@ class LocalStore:
             return ABSENT
         return ObjectStat(found.st_size, str(found.st_mtime_ns))
 
-    def open(self, file: str, in_order: bool = True) -> BinaryIO:
+    def open(self, file: str, in_order: bool = True, size: int = -1) -> BinaryIO:
         descriptor, _ = self._opened(file)
         return open(descriptor, "rb")
 
@@ -87,6 +87,9 @@ class LocalStore:
             return descriptor, status.st_size
         os.close(descriptor)
         raise NotRegular("not a regular file")
+
+    def announce(self, files: Iterable[str], most: int) -> None:
+        pass
 
     def look_ahead(self, files: Sequence[str]) -> None:
         pass

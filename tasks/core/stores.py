@@ -218,10 +218,11 @@ class Store(Protocol):
         """Return size and stamp; ABSENT if there is no such file or it may not be read. Raises
         StoreUnreachable."""
 
-    def open(self, file: str, in_order: bool = True) -> BinaryIO:
+    def open(self, file: str, in_order: bool = True, size: int = -1) -> BinaryIO:
         """Open a regular file for reading, seekable; raises OSError. Never waits for a pipe's other end.
 
-        `in_order=False` means that the reader seeks, so nothing is read ahead.
+        `in_order=False` means that the reader seeks, so nothing is read ahead. A caller that knows the `size`
+        saves a request, and gets the error of a file that is gone when it reads.
         """
 
     def read(self, file: str, most: int) -> bytes:
@@ -233,6 +234,10 @@ class Store(Protocol):
 
     def read_end(self, file: str, most: int) -> bytes:
         """Return a file's last `most` bytes, or all if it has fewer; raises OSError as `open` does."""
+
+    def announce(self, files: Iterable[str], most: int) -> None:
+        """Announce calls of `read` for these files, in this order, so that a remote store requests several at
+        once. Replaces what was announced before."""
 
     def look_ahead(self, files: Sequence[str]) -> None:
         """Announce calls of `stat` for these files, so that a remote store requests all of them at once."""

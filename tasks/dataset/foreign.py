@@ -3,7 +3,7 @@ read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -92,9 +92,9 @@ class IndexedStore:
         store, name = self._at(file)
         return store.stat(name)
 
-    def open(self, file: str, in_order: bool = True) -> BinaryIO:
+    def open(self, file: str, in_order: bool = True, size: int = -1) -> BinaryIO:
         store, name = self._at(file)
-        return store.open(name, in_order)
+        return store.open(name, in_order, size)
 
     def read(self, file: str, most: int) -> bytes:
         store, name = self._at(file)
@@ -103,6 +103,9 @@ class IndexedStore:
     def read_end(self, file: str, most: int) -> bytes:
         store, name = self._at(file)
         return store.read_end(name, most)
+
+    def announce(self, files: Iterable[str], most: int) -> None:
+        """Tars are read whole, one after the other."""
 
     def look_ahead(self, files: Sequence[str]) -> None:
         for scheme, store in self._remote.items():

@@ -21,7 +21,7 @@ import pytest
 from tasks.core.errors import UsageError
 from tasks.core.folders import open_store
 from tasks.core.patterns import expand
-from tasks.core.remote import remote_stores
+from tasks.core.remote import ranges, remote_stores
 from tasks.core.stores import ABSENT, AHEAD, StoreUnreachable
 from tests.web import endless_server, failing_server, web_server
 
@@ -90,7 +90,7 @@ def test_a_server_that_claims_any_size_gets_no_memory_for_it() -> None:
 def test_a_web_server_is_read_once_in_order(
     tmp_path: Path, gives_parts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_stores, "BLOCK", 1 << 16)
+    monkeypatch.setattr(ranges, "BLOCK", 1 << 16)
     content = os.urandom(1_000_000)
     (tmp_path / "big one.bin").write_bytes(content)
     (tmp_path / "empty").write_bytes(b"")
@@ -125,8 +125,13 @@ def test_a_web_server_lists_its_folders(tmp_path: Path) -> None:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A short patience, and no file systems kept from other tests."""
-    for name, seconds in (("CONNECT_S", 0.2), ("STALL_S", 0.2), ("REQUEST_S", 1), ("PAUSE_S", 0.01)):
-        monkeypatch.setattr(remote_stores, name, seconds)
+    for module, name, seconds in (
+        (ranges, "CONNECT_S", 0.2),
+        (ranges, "STALL_S", 0.2),
+        (remote_stores, "STAT_S", 1),
+        (remote_stores, "PAUSE_S", 0.01),
+    ):
+        monkeypatch.setattr(module, name, seconds)
 
 
 @pytest.mark.parametrize("scheme", ["http", "s3"])

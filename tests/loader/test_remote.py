@@ -16,7 +16,7 @@ import pytest
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import blake3_file
-from tasks.core.remote import remote_shards, remote_stores
+from tasks.core.remote import ranges, remote_shards, remote_stores
 from tasks.core.remote.remote_shards import ShardCache, remote_shard
 from tasks.dataset.indexing import index_tars
 from tasks.loader.feed import Feed
@@ -48,7 +48,8 @@ def folder(tmp_path: Path) -> Path:
 def server(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """With short pauses, blocks of few samples, and an empty cache."""
     monkeypatch.setattr(remote_stores, "PAUSE_S", 0.05)
-    monkeypatch.setattr(remote_stores, "BLOCK", 8192)
+    monkeypatch.setattr(ranges, "BLOCK", 8192)
+    monkeypatch.setattr(remote_stores, "BUFFER", 8192)
     monkeypatch.setattr(remote_shards, "BLOCK_BYTES", 8192)
     monkeypatch.setenv("TARMAC_CACHE", str(tmp_path / "cache"))
     with serving(folder) as server:
@@ -58,7 +59,7 @@ def server(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that sends nothing is given up in the time of a test."""
-    monkeypatch.setattr(remote_stores, "STALL_S", 1.0)
+    monkeypatch.setattr(ranges, "STALL_S", 1.0)
 
 
 @pytest.fixture
@@ -249,7 +250,7 @@ def test_what_is_read_ahead_is_bounded(server: Server, folder: Path, tmp_path: P
         while last != server.asked["big.tar"]:  # until it asks for no more
             last = server.asked["big.tar"]
             time.sleep(0.3)
-        assert last <= 2 * (remote_shards.BLOCKS_AHEAD + 3)
+        assert last <= ranges.AHEAD + 3
 
 
 def copies(cache: Path) -> set[str]:

@@ -164,7 +164,7 @@ def resolver() -> Any:
                     proto=proto,
                     flags=numeric,
                 )
-                for kind, _, proto, _, place in await _in_daemon(look_up)
+                for kind, _, proto, _, place in await in_daemon(look_up)
             ]
 
         async def close(self) -> None:
@@ -173,7 +173,8 @@ def resolver() -> Any:
     return DaemonResolver()
 
 
-async def _in_daemon(function: Callable[[], Any]) -> Any:
+async def in_daemon(function: Callable[[], Any]) -> Any:
+    """Return the function's value, from a thread that nobody waits for, also when the process ends."""
     loop = asyncio.get_running_loop()
     result: asyncio.Future[Any] = loop.create_future()
 

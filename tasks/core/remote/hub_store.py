@@ -3,21 +3,21 @@
 `HfFileSystem` keeps every listing for the life of the process, so that a build could not notice a commit that
 comes while it reads; sizes and digests are therefore asked for by `HfApi`. Both take the token and the server
 from the environment (`HF_TOKEN`, `HF_ENDPOINT`). Their calls block, so each runs in a thread, and whoever
-waits for it has a time limit.
+waits for it has a time limit; nobody waits for a thread that the hub leaves without an answer.
 """
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import logging
 import os
 import re
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from urllib.parse import unquote
 
+from tasks.core.remote.hosts import in_daemon
 from tasks.core.stores import NotRegular, StoreUnreachable
 
 SCHEME = "hf://"
@@ -116,7 +116,7 @@ async def _answered(
     """Return the hub's answer; raises the error of a local file system, StoreUnreachable where trying again
     would not help, or HubAnswer. A request that `is_repeated` was tried several times by huggingface_hub."""
     try:
-        return await asyncio.to_thread(ask)
+        return cast(Answer, await in_daemon(ask))
     except Exception as error:
         known = _translated(error, repository, revision, path)
         if known is None and not is_repeated:

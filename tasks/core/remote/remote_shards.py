@@ -1,10 +1,10 @@
 """Reads shards from web servers and buckets as they arrive, and keeps copies of shards on a disk of this
 node.
 
-A thread fetches a few blocks ahead of the reader, so memory stays bounded and a server's pauses do not show.
-The bytes that arrive are counted and hashed, and a copy is named after its digest: each process that reads
-the copy compares the two once. Copies appear by rename and are shared by workers and ranks; the least
-recently used ones make room. A shard that cannot be fetched whole is an error, never a shorter shard.
+Ranges are fetched ahead of the reader, so memory stays bounded and a server's pauses do not show. The bytes
+that arrive are counted and hashed, and a copy is named after its digest: each process that reads the copy
+compares the two once. Copies appear by rename and are shared by workers and ranks; the least recently used
+ones make room. A shard that cannot be fetched whole is an error, never a shorter shard.
 Requests have the deadlines and retries of `remote_stores`. The price of the cache is a write to disk for each
 fetched byte.
 
@@ -22,10 +22,8 @@ import io
 import logging
 import os
 import shutil
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -36,12 +34,12 @@ from blake3 import blake3
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import blake3_file, is_disk_full, own_folder
 from tasks.core.folders import open_store
+from tasks.core.remote import ranges
 from tasks.core.stores import ObjectStat, StoreUnreachable, redact, split_location
 from tasks.core.units import parse_size
 
-BLOCK_BYTES = 2 << 20
-BLOCKS_AHEAD = 3
-"""Blocks fetched ahead for each shard that is being read."""
+BLOCK_BYTES = 4 << 20
+"""Bytes that are hashed and written at once."""
 SIZE = "64GB"
 """Default of TARMAC_CACHE_SIZE."""
 SPARE = 0.1
@@ -91,8 +89,8 @@ class StagedShard(RemoteShard):
 
 
 class Arriving(io.RawIOBase):
-    """The bytes of a shard from front to back, fetched ahead by a thread; the last read compares size and
-    digest. They are also written to the open file `keep`, until its disk is full.
+    """The bytes of a shard from front to back, fetched ahead; the last read compares size and digest. They
+    are also written to the open file `keep`, until its disk is full.
 
     Any read may raise a DataError that names the address and the cause.
     """
@@ -100,10 +98,7 @@ class Arriving(io.RawIOBase):
     def __init__(self, shard: RemoteShard, keep: BinaryIO | None = None) -> None:
         self._shard, self.keep = shard, keep
         self._hasher, self._position, self._block = blake3(), 0, memoryview(b"")
-        self._blocks: deque[bytes | Exception] = deque()
-        self._changed, self._is_over, self.is_whole = threading.Condition(), False, False
-        self._thread = threading.Thread(target=self._fetch, name="fetch-shard", daemon=True)
-        self._thread.start()
+        self._blocks, self.is_whole = self._fetched(), False
 
     def readable(self) -> bool:
         return True
@@ -132,18 +127,15 @@ class Arriving(io.RawIOBase):
             self._block = memoryview(self._next())
 
     def close(self) -> None:
-        with self._changed:
-            self._is_over = True
-            self._changed.notify_all()
+        self._blocks.close()
         super().close()
 
     def _next(self) -> bytes:
-        with self._changed:
-            self._changed.wait_for(lambda: bool(self._blocks))  # the thread always ends with one
-            block = self._blocks.popleft()
-            self._changed.notify_all()
-        if isinstance(block, Exception):
-            raise _as_error(self._shard, block) from block
+        """Return the next block, b"" at the end."""
+        try:
+            block = next(self._blocks, b"")
+        except Exception as error:
+            raise _as_error(self._shard, error) from error
         self._hasher.update(block)
         self.is_whole = not block
         if self.is_whole and self._shard.blake3 not in ("", self.digest):
@@ -151,6 +143,20 @@ class Arriving(io.RawIOBase):
         if self.keep is not None:
             self._write(block)
         return block
+
+    def _fetched(self) -> Generator[bytes, None, None]:
+        folder, name = split_location(self._shard.url)
+        store = open_store(folder, "URL")
+        looked_at, count = ranges.threads().submit(store.stat, name), 0
+        with store.open(name, size=self._shard.size) as file:
+            before = self._looked_at(looked_at.result())
+            while block := file.read(BLOCK_BYTES):
+                count += len(block)
+                yield block
+        size = self._shard.size if self._shard.size >= 0 else before.size
+        is_known = bool(self._shard.blake3)  # by which the reader compares the content itself
+        if count != size >= 0 or (not is_known and store.stat(name).stamp != before.stamp):
+            raise self._shard.changed()
 
     def _write(self, block: bytes) -> None:
         assert self.keep is not None
@@ -164,23 +170,6 @@ class Arriving(io.RawIOBase):
                 "%s: its copy cannot be written: %s; set TARMAC_CACHE or TMPDIR", self._shard, error
             )
 
-    def _fetch(self) -> None:
-        try:
-            folder, name = split_location(self._shard.url)
-            store = open_store(folder, "URL")
-            before, count = self._looked_at(store.stat(name)), 0
-            with store.open(name) as file:
-                while block := file.read(BLOCK_BYTES):
-                    count += len(block)
-                    if not self._put(block):
-                        return
-            size = self._shard.size if self._shard.size >= 0 else before.size
-            if count != size >= 0 or store.stat(name).stamp != before.stamp:
-                raise self._shard.changed()
-            self._put(b"")
-        except Exception as error:  # noqa: BLE001 - the reader raises it
-            self._put(error)
-
     def _looked_at(self, found: ObjectStat) -> ObjectStat:
         """Return the store's present description of the shard; raise where it is another one than
         expected."""
@@ -189,13 +178,6 @@ class Arriving(io.RawIOBase):
         if found.size not in (-1, self._shard.size) or found.stamp != self._shard.stamp:
             raise self._shard.changed()
         return found
-
-    def _put(self, block: bytes | Exception) -> bool:
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_over or len(self._blocks) < BLOCKS_AHEAD)
-            self._blocks.append(block)
-            self._changed.notify_all()
-            return not self._is_over
 
 
 class ShardCache:

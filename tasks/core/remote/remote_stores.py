@@ -1,10 +1,12 @@
 """Remote stores (`s3://`, `gs://`, `https://`, `hf://`) through fsspec.
 
-A file read in order fetches each byte once, a block ahead of its reader. Every request has a time limit and
-is tried again where that may help, so a dead server is an error within minutes and never a hang. Endpoints
-and credentials come from the environment (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, …), never from a config.
-Messages of servers and client libraries may contain a signed address or a key's id, so every error message is
-written here.
+A file read in order fetches each byte once, several ranges ahead of its reader. Ranges of web servers and of
+S3 are fetched by `ranges`, at addresses that fsspec's clients sign or were redirected to; what a plain
+request does not get, and all else, these clients ask for. Every request has a time limit and is tried again
+where that may help, so a dead server is an error within minutes and never a hang. Endpoints and credentials
+come from the environment (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, …), never from a config. Messages of
+servers and client libraries may contain a signed address or a key's id, so every error message is written
+here.
 """
 
 from __future__ import annotations
@@ -13,15 +15,20 @@ import asyncio
 import errno
 import importlib.util
 import io
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+import time
+import urllib.request
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from functools import cached_property
+from itertools import islice
 from typing import Any, BinaryIO, cast
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from tasks.core.errors import UsageError
 from tasks.core.files import FULL
-from tasks.core.remote import web
+from tasks.core.remote import ranges, web
 from tasks.core.remote.hub_store import HubFiles
 from tasks.core.stores import (
     ABSENT,
@@ -35,21 +42,25 @@ from tasks.core.stores import (
     redact,
 )
 
-BLOCK = 4 << 20
-"""Bytes per request."""
+BUFFER = 1 << 18
+"""Bytes that small reads are served from."""
 PROBE = 1 << 16
 """Bytes of the request that finds out whether a web server supports range requests."""
-CONNECT_S = 10
-STALL_S = 30
-"""A request fails if it receives no byte for this long."""
 REQUEST_S = 300
+STAT_S = 60
+"""Time limit for a question about a file."""
+SLOWEST = 50_000
+"""Bytes per second below which a client library's request for a range is given up."""
 LISTING_S = 3600
 """Time limit for listing a whole folder; each of its pages may take as long as a request."""
-TRIES = 3
+TRIES = 4
 PAUSE_S = 0.5
-"""The pause before the second try; it doubles before each further one."""
+"""The pause before the third try; it doubles before each further one. The second follows at once, as any
+server breaks a connection now and then."""
+SIGNED_S = 3600
+"""How long an address is valid that is signed for the requests of a file, and used for half as long."""
 TOGETHER = 32
-"""Concurrent requests for sizes and tags."""
+"""Concurrent requests for sizes and tags, and announced files that are opened at once."""
 HOPELESS = 8
 """Failures in a row after which a host is not asked for the other files."""
 
@@ -101,6 +112,9 @@ class RemoteStore:
         self._config_key = config_key
         self._is_web = is_web(location)
         self._known: dict[str, ObjectStat | OSError] = {}
+        self._coming: Iterator[tuple[str, int]] = iter(())
+        self._begun: deque[tuple[str, Future[RemoteFile | BinaryIO]]] = deque()
+        """The announced files that are being opened."""
 
     @cached_property
     def _fs(self) -> Any:
@@ -114,13 +128,15 @@ class RemoteStore:
     def stat(self, file: str) -> ObjectStat:
         """Use an answer of `entries` or `look_ahead` once, and query the store after that."""
         known = self._known.pop(file, None)
-        path = self.path(file)
         try:
             if isinstance(known, OSError):
                 raise known
-            return known or _stat(call(self._fs, self._info, path, where=path))
+            return known or self._stat(self.path(file))
         except (FileNotFoundError, PermissionError, NotRegular):
             return ABSENT
+
+    def _stat(self, path: str) -> ObjectStat:
+        return _stat(call(self._fs, self._info, path, where=path, limit_s=STAT_S))
 
     def look_ahead(self, files: Sequence[str]) -> None:
         """Request the status of many files at once. Failures are kept for `stat` to raise."""
@@ -138,7 +154,7 @@ class RemoteStore:
                 if failed[host] >= HOPELESS:
                     return failure(TimeoutError(), path)[0]
                 try:
-                    found = _stat(await _persistent(self._info, path, where=path))
+                    found = _stat(await _persistent(self._info, path, where=path, limit_s=STAT_S))
                 except OSError as error:
                     failed[host] += isinstance(error, StoreUnreachable)
                     return error
@@ -151,51 +167,66 @@ class RemoteStore:
         found: dict[str, Any] = await (web.info(self._fs, path) if self._is_web else self._fs._info(path))
         return found
 
-    def open(self, file: str, in_order: bool = True) -> BinaryIO:
-        """Open a file; with `in_order=False` nothing is read ahead, for a reader that seeks."""
-        opened = self._opened(self.path(file), BLOCK if in_order else PROBE if self._is_web else 0)
-        is_raw = isinstance(opened, RemoteFile)
-        return cast(BinaryIO, io.BufferedReader(opened, BLOCK) if is_raw and in_order else opened)
+    def open(self, file: str, in_order: bool = True, size: int = -1) -> BinaryIO:
+        is_large = size > ranges.BLOCK or not in_order
+        ahead = ranges.BLOCK if not is_large else PROBE if self._is_web else 0
+        opened = self._opened(self.path(file), ahead, size=size)
+        if not isinstance(opened, RemoteFile):
+            return opened
+        opened.is_in_order = in_order
+        return cast(BinaryIO, io.BufferedReader(opened, BUFFER) if in_order else opened)
+
+    def announce(self, files: Iterable[str], most: int) -> None:
+        self._forget_until(None)
+        self._coming = ((file, most) for file in files)
+        self._begin_announced()
 
     def read(self, file: str, most: int) -> bytes:
-        with self._opened(self.path(file), min(most + 1, BLOCK), most) as opened:
+        with self._announced(file) or self._opened(
+            self.path(file), min(most + 1, ranges.BLOCK), most
+        ) as opened:
+            if isinstance(opened, RemoteFile):
+                opened.is_in_order = True
             return read_at_most(cast(BinaryIO, opened), most)
+
+    def _begin_announced(self) -> None:
+        for file, most in islice(self._coming, TOGETHER - len(self._begun)):
+            ahead = min(most + 1, ranges.BLOCK)
+            self._begun.append((file, ranges.threads().submit(self._opened, self.path(file), ahead, most)))
+
+    def _announced(self, file: str) -> RemoteFile | BinaryIO | None:
+        """Return the file, open, if it was announced; those announced before it are no longer awaited."""
+        if all(file != announced for announced, _ in self._begun):
+            return None
+        self._forget_until(file)
+        _, opened = self._begun.popleft()
+        self._begin_announced()
+        return opened.result()
+
+    def _forget_until(self, file: str | None) -> None:
+        while self._begun and self._begun[0][0] != file:
+            self._begun.popleft()[1].cancel()
 
     def read_end(self, file: str, most: int) -> bytes:
         with self.open(file, in_order=False) as opened:
             opened.seek(max(opened.seek(0, io.SEEK_END) - most, 0))
             return opened.read(most)
 
-    def _opened(self, path: str, ahead: int, most: int | None = None) -> Any:
+    def _opened(
+        self, path: str, ahead: int, most: int | None = None, size: int = -1
+    ) -> RemoteFile | BinaryIO:
         """Return a RemoteFile with its first bytes, or the whole file if its server has no range requests."""
-        content, size = b"", -1
+        content, source = memoryview(b""), FileRanges(self._fs, path)
         if self._is_web:
-            content, size, whole = call(self._fs, web.begin, self._fs, path, ahead, most, where=path)
-            if whole is not None:
-                return whole
+            begin = call(self._fs, web.begin, self._fs, path, ahead, most, where=path, limit_s=math.inf)
+            if begin.whole is not None:
+                return cast(BinaryIO, begin.whole)
+            content, size, source.address = memoryview(begin.content), begin.size, begin.address
         elif ahead:
-            content, size = self._begin(path, ahead)
+            content, size = _begin(source, ahead)
         if size < 0:
-            size = _stat(call(self._fs, self._info, path, where=path)).size
-        return RemoteFile(self.fetch, path, size, content)
-
-    def _begin(self, path: str, count: int) -> tuple[bytes, int]:
-        """Return the first bytes, and the size if that was the whole file: most files cost one request."""
-        try:
-            ahead = self.fetch(path, 0, count)
-        except (FileNotFoundError, PermissionError, StoreUnreachable):
-            raise
-        except OSError:
-            return b"", -1  # an empty file has no first byte to ask for
-        return ahead, len(ahead) if len(ahead) < count else -1
-
-    def fetch(self, path: str, start: int, end: int) -> bytes:
-        """Return the bytes from `start` up to `end`, fewer if the file ends before; raises OSError."""
-        if self._is_web:
-            content = call(self._fs, web.part, self._fs, path, start, end, where=path)
-        else:
-            content = call(self._fs, self._fs._cat_file, path, start=start, end=end, where=path)
-        return cast(bytes, content)
+            size = self._stat(path).size
+        return RemoteFile(source.fetch, path, size, content)
 
     def entries(self, folder: str = "") -> tuple[list[str], list[str]]:
         path = self.path(folder)
@@ -226,13 +257,85 @@ class RemoteStore:
             waiting += [below + name for name in reversed(folders)]
 
 
-class RemoteFile(io.RawIOBase):
-    """A remote file that is fetched in parts: one request per block, except for the bytes of its beginning
-    that were read `ahead`."""
+def _begin(source: FileRanges, count: int) -> tuple[memoryview, int]:
+    """Return the first bytes, and the size where they tell it: most files cost one request."""
+    try:
+        ahead, size = source.range(0, count)
+    except (FileNotFoundError, PermissionError, StoreUnreachable):
+        raise
+    except OSError:
+        return memoryview(b""), -1  # an empty file has no first byte to ask for
+    return ahead, len(ahead) if size < 0 and len(ahead) < count else size
 
-    def __init__(self, fetch: Callable[[str, int, int], bytes], path: str, size: int, ahead: bytes) -> None:
-        self._fetch, self._path, self._size, self._ahead = fetch, path, size, ahead
+
+class FileRanges:
+    """The ranges of one file. `address` is where plain requests get them: for a file of a web server where
+    its own address was redirected to, for one of S3 a signed address; "" where they do not."""
+
+    def __init__(self, fs: Any, path: str) -> None:
+        self._fs, self._path, self.address = fs, path, ""
+        self._is_signed = path.startswith("s3://")
+        self._signed_at = float("-inf")
+
+    def fetch(self, start: int, end: int) -> memoryview:
+        """Return the bytes from `start` up to `end`; raises OSError, also where there are fewer."""
+        content = self.range(start, end).content
+        if len(content) != end - start:
+            raise OSError(errno.EIO, "the file has changed while it was read", redact(self._path))
+        return content
+
+    def range(self, start: int, end: int) -> ranges.Range:
+        """Return a range, and the file's size or -1. All tries but the last are plain requests, where these
+        are answered: the client then names the cause of a failure."""
+        tried = 0
+        while tried < TRIES - 1 and (address := self._plain()):
+            time.sleep(_pause_s(tried))
+            try:
+                return ranges.get_range(address, start, end)
+            except ranges.Refused:
+                self.address, self._is_signed, tried = "", False, 0
+            except OSError:
+                tried += 1
+        return self._by_client(start, end, tried)
+
+    def _by_client(self, start: int, end: int, tried: int) -> ranges.Range:
+        fs, path, known = self._fs, self._path, {"start": start, "end": end, "tried": tried}
+        if is_web(path):
+            content, self.address = call(fs, web.part, fs, path, where=path, limit_s=math.inf, **known)
+        else:
+            limit_s = ranges.STALL_S + (end - start) / SLOWEST
+            content = call(fs, fs._cat_file, path, where=path, limit_s=limit_s, **known)
+        return ranges.Range(memoryview(content), -1)
+
+    def _plain(self) -> str:
+        if self._is_signed and time.monotonic() - self._signed_at > SIGNED_S / 2:
+            self._signed_at = time.monotonic()
+            signing = {"expires": SIGNED_S, **self._fs.req_kw}
+            address = call(self._fs, self._fs._url, self._path, where=self._path, limit_s=STAT_S, **signing)
+            self.address = "" if _has_proxy(address) else address
+        return self.address
+
+
+def _has_proxy(address: str) -> bool:
+    """Whether the environment names a proxy for an address."""
+    parts = urlsplit(address)
+    return parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(
+        parts.hostname or ""
+    )
+
+
+class RemoteFile(io.RawIOBase):
+    """A remote file that is fetched in ranges, except for the bytes of its beginning that were read `ahead`:
+    several at once where a read is large, and ahead of a reader that `is_in_order`."""
+
+    def __init__(
+        self, fetch: Callable[[int, int], memoryview], path: str, size: int, ahead: memoryview
+    ) -> None:
+        self._fetch, self._path, self._size = fetch, path, size
         self._position = 0
+        self._block, self._block_start = ahead, 0
+        self._coming: ranges.RangesAhead | None = None
+        self.is_in_order = False
 
     def readable(self) -> bool:
         return True
@@ -247,35 +350,50 @@ class RemoteFile(io.RawIOBase):
         self._position = offset + (0, self._position, self._size)[whence]
         return self._position
 
+    def close(self) -> None:
+        if self._coming is not None:
+            self._coming.close()
+        super().close()
+
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
         start = self._position
         end = min(start + len(view), self._size)
         while self._position < end:
-            content = self._next(min(end, self._position + BLOCK))
             at = self._position - start
+            content = self._next(end)
             view[at : at + len(content)] = content
-            self._position += len(content)
         return max(self._position - start, 0)
 
     def readall(self) -> bytes:
         """Read in blocks, because the inherited method requests 8 KiB at a time. Memory is allocated for what
         arrives, whatever size the store has reported."""
+        self.is_in_order = True
         pieces = []
         while self._position < self._size:
-            pieces.append(self._next(min(self._size, self._position + BLOCK)))
-            self._position += len(pieces[-1])
+            pieces.append(self._next(self._size))
         return b"".join(pieces)
 
-    def _next(self, end: int) -> bytes:
-        """Return at least one byte from the position on, and none at or after `end`."""
-        if self._position < len(self._ahead):
-            return self._ahead[self._position : end]
-        self._ahead = b""
-        content = self._fetch(self._path, self._position, end)
-        if len(content) != end - self._position:
-            raise OSError(errno.EIO, "the file has changed while it was read", redact(self._path))
+    def _next(self, end: int) -> memoryview:
+        """Return at least one byte from the position on, none at or after `end`, and move on."""
+        at = self._position - self._block_start
+        if not 0 <= at < len(self._block):
+            self._block, self._block_start = self._fetched(end), self._position
+            at = 0
+        content = self._block[at : at + end - self._position]
+        self._position += len(content)
         return content
+
+    def _fetched(self, end: int) -> memoryview:
+        coming, here = self._coming, self._position
+        if coming is None or coming.position != here or coming.end == here:
+            if coming is not None:
+                coming.close()
+            goes_on = here == self._block_start + len(self._block)
+            until = self._size if self.is_in_order else end
+            most = ranges.AHEAD if goes_on or not self.is_in_order else 1
+            coming = self._coming = ranges.RangesAhead(self._fetch, here, until, most)
+        return coming.next()
 
 
 def filesystem(location: str, config_key: str) -> Any:
@@ -290,12 +408,16 @@ def filesystem(location: str, config_key: str) -> Any:
 
     options: dict[str, Any] = {"use_listings_cache": False}
     if scheme == "s3":
-        limits = {"connect_timeout": CONNECT_S, "read_timeout": STALL_S, "retries": {"total_max_attempts": 1}}
-        options["config_kwargs"] = limits
+        limits = {
+            "connect_timeout": ranges.CONNECT_S,
+            "read_timeout": ranges.STALL_S,
+            "retries": {"total_max_attempts": 1},
+        }
+        options["config_kwargs"] = {**limits, "signature_version": "s3v4"}  # also of addresses
     elif scheme != "gs":
         import aiohttp
 
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=STALL_S)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=ranges.CONNECT_S, sock_read=ranges.STALL_S)
         options |= {"client_kwargs": {"timeout": timeout}, "headers": {"Accept-Encoding": "identity"}}
     made = fsspec.filesystem(scheme, **options)
     made.retries = 1  # `call` tries again, and knows when that cannot help
@@ -310,11 +432,15 @@ def call(fs: Any, function: Callable[..., Any], *arguments: Any, where: str, **n
 
 
 async def _persistent(
-    function: Callable[..., Any], *arguments: Any, where: str, limit_s: float = 0, **named: Any
+    function: Callable[..., Any],
+    *arguments: Any,
+    where: str,
+    limit_s: float = 0,
+    tried: int = 0,
+    **named: Any,
 ) -> Any:
-    for attempt in range(TRIES):
-        if attempt:
-            await asyncio.sleep(PAUSE_S * 2 ** (attempt - 1))
+    for attempt in range(tried, TRIES):
+        await asyncio.sleep(_pause_s(attempt))
         try:
             return await asyncio.wait_for(function(*arguments, **named), limit_s or REQUEST_S)
         except Exception as error:  # noqa: BLE001 - clients raise what they like; all of it becomes an OSError
@@ -322,6 +448,11 @@ async def _persistent(
         if not may_pass:
             break
     raise failed
+
+
+def _pause_s(tried: int) -> float:
+    """Return the pause before the next try."""
+    return PAUSE_S * 2 ** (tried - 2) if tried > 1 else 0.0
 
 
 def failure(error: BaseException, location: str) -> tuple[OSError, bool]:

@@ -2,15 +2,19 @@
 
 fsspec's client treats any failed look-up as a missing file, reads the whole file for every block from a
 server that ignores ranges, and accepts any amount of data. Here a failure keeps its type, a file without
-ranges is copied once to a temporary file, and no more is read than was requested.
+ranges is copied once to a temporary file, and no more is read than was requested. A request ends STALL_S
+after the last LEAST bytes, so neither a file's size nor a trickle of bytes decides how long it takes.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import tempfile
-from typing import Any, BinaryIO
+from collections.abc import AsyncIterator
+from typing import Any, BinaryIO, NamedTuple
 
+from tasks.core.remote import ranges
 from tasks.core.stores import NotRegular
 
 IN_MEMORY = 8 << 20
@@ -35,46 +39,71 @@ async def info(fs: Any, url: str) -> dict[str, Any]:
         return _described(answer, url)
 
 
-async def begin(
-    fs: Any, url: str, count: int, most: int | None = None
-) -> tuple[bytes | None, int, BinaryIO | None]:
-    """Return the first `count` bytes and the file's size; from a server without range requests the whole
-    file, or slightly more than `most` bytes of it."""
+class WebBeginning(NamedTuple):
+    """The first bytes of a file, its size, and the address that gave them after redirects; the whole file
+    from a server without range requests."""
+
+    content: bytes
+    size: int
+    address: str
+    whole: BinaryIO | None = None
+
+
+async def begin(fs: Any, url: str, count: int, most: int | None = None) -> WebBeginning:
+    """Return the first `count` bytes; where the server sends the whole file, no more of it than slightly
+    above `most` bytes."""
     session = await fs.set_session()
-    async with session.get(_encoded(fs, url), **_with_range(fs, 0, count)) as answer:
+    async with (
+        asyncio.timeout(ranges.STALL_S) as limit,
+        session.get(_encoded(fs, url), **_with_range(fs, 0, count)) as answer,
+    ):
         if answer.status == 416:
-            return b"", 0, None
+            return WebBeginning(b"", 0, "")
         answer.raise_for_status()
         if answer.status == 206:
-            return await _content(answer, count), _size(answer), None
+            return WebBeginning(await _content(answer, limit, count), _size(answer), str(answer.url))
         whole = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 - the reader closes it
-        async for chunk in answer.content.iter_chunked(CHUNK):
+        async for chunk in _chunks(answer, limit):
             whole.write(chunk)
             if most is not None and whole.tell() > most:
                 break
         size = whole.tell()
         whole.seek(0)
-        return None, size, whole  # type: ignore[return-value]
+        return WebBeginning(b"", size, "", whole)  # type: ignore[arg-type]
 
 
-async def part(fs: Any, url: str, start: int, end: int) -> bytes:
-    """Return the bytes from `start` up to but not including `end`."""
+async def part(fs: Any, url: str, start: int, end: int) -> tuple[bytes, str]:
+    """Return the bytes from `start` up to but not including `end`, and the address that gave them."""
     session = await fs.set_session()
-    async with session.get(_encoded(fs, url), **_with_range(fs, start, end)) as answer:
+    async with (
+        asyncio.timeout(ranges.STALL_S) as limit,
+        session.get(_encoded(fs, url), **_with_range(fs, start, end)) as answer,
+    ):
         answer.raise_for_status()
         if answer.status != 206:
             raise WrongAnswer(errno.EIO, "the server no longer supports range requests")
-        return await _content(answer, end - start)
+        return await _content(answer, limit, end - start), str(answer.url)
 
 
-async def _content(answer: Any, most: int) -> bytes:
+async def _content(answer: Any, limit: asyncio.Timeout, most: int) -> bytes:
     pieces, size = [], 0
-    async for chunk in answer.content.iter_chunked(CHUNK):
+    async for chunk in _chunks(answer, limit):
         size += len(chunk)
         if size > most:
             raise WrongAnswer(errno.EIO, "the server sends more than was requested")
         pieces.append(chunk)
     return b"".join(pieces)
+
+
+async def _chunks(answer: Any, limit: asyncio.Timeout) -> AsyncIterator[bytes]:
+    """Yield the body as it arrives, and put off the limit at each LEAST bytes."""
+    missing = ranges.LEAST
+    async for chunk in answer.content.iter_chunked(CHUNK):
+        missing -= len(chunk)
+        if missing <= 0:
+            missing = ranges.LEAST
+            limit.reschedule(asyncio.get_running_loop().time() + ranges.STALL_S)
+        yield chunk
 
 
 def _encoded(fs: Any, url: str) -> Any:

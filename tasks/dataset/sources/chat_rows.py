@@ -110,8 +110,9 @@ class ChatRows:
             images = [self._images.read(image, self._limit) for image in _images_of(file)]
         return _members(content.encode(), images)
 
-    def announce(self, samples: Sequence[tuple[str, str]], fetcher: AddressFetcher) -> None:
-        images = [image for file, _ in samples for image in _images_of(file)]
+    def announce(self, samples: Sequence[tuple[str, str]], fetcher: AddressFetcher | None) -> None:
+        named = (file for file, _ in samples if self._images.is_remote or "://" in file)
+        images = [image for file in named for image in _images_of(file)]
         self._images.announce(images, self._limit, fetcher)
 
     def stored_bytes(self, file: str, size: int, content: str) -> int:

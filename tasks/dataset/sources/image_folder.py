@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.core.schema import Dataset
 from tasks.core.schema.source import ImageFolderSource
-from tasks.core.stores import ABSENT, ObjectStat
+from tasks.core.stores import ABSENT, ObjectStat, is_remote
 from tasks.dataset.formats import images
 from tasks.dataset.formats.checks import json_object
 from tasks.dataset.keys import key_of
@@ -85,8 +85,13 @@ class ImageFolder:
                 members = {"txt": text_of(beside["caption"]), "json": to_json({"label": beside["label"]})}
             return {**members, "image": read_file(self._folder.store, file, self._limit)}
 
-    def announce(self, samples: Sequence[tuple[str, str]], fetcher: AddressFetcher) -> None:
-        """No file lies outside the folder."""
+    def announce(self, samples: Sequence[tuple[str, str]], fetcher: AddressFetcher | None) -> None:
+        if fetcher is not None or not is_remote(self.location):
+            return  # no file lies outside the folder
+        beside = (json.loads(content)["file"] if self._suffix else "" for _, content in samples)
+        pairs = zip(beside, (file for file, _ in samples), strict=True)
+        names = (name for pair in pairs for name in pair if name)
+        self._folder.store.announce(names, max(self._limit, LARGEST_CAPTION))
 
     def stored_bytes(self, file: str, size: int, content: str) -> int:
         if not self._suffix:

@@ -17,7 +17,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from itertools import chain, islice
+from itertools import chain, filterfalse, islice
 from typing import TYPE_CHECKING, TypeVar
 
 from tasks.core.errors import UsageError
@@ -90,7 +90,7 @@ class LinkedFiles:
         self._root = redact(root)
         self._left_out: int | None = None
         self._tried = 0
-        self._is_remote = is_remote(store.location)
+        self.is_remote = is_remote(store.location)
         self._base = store.location.rstrip("/") + "/"
         self._fetcher: AddressFetcher | None = None
         self._foreign: dict[str, Store] = {}
@@ -110,7 +110,7 @@ class LinkedFiles:
         if is_remote(written):
             return written.removeprefix(self._base)
         below = f"{folder}/" if folder and not self._root else ""
-        if "\\" in written and (self._is_remote or self._store.stat(below + written) == ABSENT):
+        if "\\" in written and (self.is_remote or self._store.stat(below + written) == ABSENT):
             written = written.replace("\\", "/")
         if self._root:
             written = self._below_root(written)
@@ -118,7 +118,7 @@ class LinkedFiles:
             written = below + written
         if "/" not in written:
             return written
-        if self._is_remote:
+        if self.is_remote:
             return posixpath.normpath(written.lstrip("/"))
         return os.path.normpath(written).removeprefix(self._base)
 
@@ -189,10 +189,15 @@ class LinkedFiles:
             return self._fetched(name, limit)
         return self._request(name, lambda store: read_file(store, name, limit))
 
-    def announce(self, names: Iterable[str], limit: int, fetcher: AddressFetcher) -> None:
-        """Announce a `read` of each of these names, in this order."""
-        self._fetcher = fetcher
-        fetcher.announce((name for name in map(self._within, names) if is_elsewhere(name)), limit)
+    def announce(self, names: Iterable[str], limit: int, fetcher: AddressFetcher | None) -> None:
+        """Announce a `read` of each of these names, in this order, as `FileSource.announce` does."""
+        within = map(self._within, names)
+        if fetcher is not None:
+            self._fetcher = fetcher
+            fetcher.announce(filter(is_elsewhere, within), limit)
+            return
+        for store, wanted in self._by_store(filterfalse(is_elsewhere, within)).items():
+            store.announce(wanted, limit)
 
     def _within(self, name: str) -> str:
         return name.removeprefix(self._base)
@@ -239,15 +244,19 @@ class LinkedFiles:
         raise Reject(TRANSIENT, "its server does not answer")
 
     def _look_ahead(self, names: Iterable[str]) -> None:
+        for store, wanted in self._by_store(names).items():
+            store.look_ahead(wanted)
+
+    def _by_store(self, names: Iterable[str]) -> dict[Store, list[str]]:
+        """Return the files that lie in remote stores."""
         by_store: dict[Store, list[str]] = defaultdict(list)
         for name in names:
             if not is_remote(name):
-                if self._is_remote:
+                if self.is_remote:
                     by_store[self._store].append(name)
             elif is_valid(name) and not self._is_hopeless(name):
                 by_store[self._open(name)].append(name)
-        for store, wanted in by_store.items():
-            store.look_ahead(wanted)
+        return by_store
 
     def _open(self, address: str) -> Store:
         """Return one store for all hosts of a scheme, so that requests to them run at the same time."""

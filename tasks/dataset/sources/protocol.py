@@ -95,9 +95,10 @@ class FileSource(Source, Protocol):
         """Return one sample's raw members by suffix; Absent when a file is not there, Reject when the sample
         cannot be taken for another reason."""
 
-    def announce(self, samples: Sequence[tuple[str, str]], fetcher: AddressFetcher) -> None:
-        """Announce a `read` of each of these samples, in this order, so that files at web addresses outside
-        the source are fetched ahead of it."""
+    def announce(self, samples: Sequence[tuple[str, str]], fetcher: AddressFetcher | None) -> None:
+        """Announce a `read` of each of these samples, in this order, so that remote files are fetched ahead
+        of it: by `fetcher` those at web addresses outside the source, without one all others, by their
+        stores."""
 
     def stored_bytes(self, file: str, size: int, content: str) -> int:
         """Return the most bytes of a tar that the sample takes unconverted, for files of `size` bytes."""

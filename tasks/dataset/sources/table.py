@@ -132,8 +132,9 @@ class TableImages:
             image = self._images.read(written if is_remote(written) else file, self._limit)
         return {**beside, "image": image}
 
-    def announce(self, samples: Sequence[tuple[str, str]], fetcher: AddressFetcher) -> None:
-        written = (json.loads(content)[self._config.image] for _, content in samples)
+    def announce(self, samples: Sequence[tuple[str, str]], fetcher: AddressFetcher | None) -> None:
+        rows = (content for _, content in samples if self._images.is_remote or "://" in content)
+        written = (json.loads(content)[self._config.image] for content in rows)
         self._images.announce(written, self._limit, fetcher)
 
     def stored_bytes(self, file: str, size: int, content: str) -> int:

@@ -139,8 +139,8 @@ class VolumeFolder(ABC):
             raise Reject("caption.encoding", "report, labels or path are not UTF-8") from None
         return {"txt": text, "json": described, "volume": voxels}
 
-    def announce(self, samples: Sequence[tuple[str, str]], fetcher: AddressFetcher) -> None:
-        """No file lies outside the folder."""
+    def announce(self, samples: Sequence[tuple[str, str]], fetcher: AddressFetcher | None) -> None:
+        """No file lies outside the folder, and a volume is fetched in several ranges at once."""
         return
 
     def stored_bytes(self, file: str, size: int, content: str) -> int:

@@ -10,7 +10,7 @@ import pytest
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.findings import Finding
-from tasks.core.remote import remote_stores
+from tasks.core.remote import ranges
 from tasks.core.schema import Config
 from tasks.dataset.sources import RawSample, open_sources
 from tasks.dataset.tar.format import END
@@ -87,7 +87,7 @@ def tars_of_others(folder: Path) -> None:
 def test_tars_of_a_web_server_are_judged_in_threads_as_one_after_the_other(
     gives_parts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_stores, "BLOCK", 1 << 15)
+    monkeypatch.setattr(ranges, "BLOCK", 1 << 15)
     tars_of_others(tmp_path / "tars")
     threads: set[int] = set()
 

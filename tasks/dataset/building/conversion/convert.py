@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -288,6 +289,15 @@ class Converter:
             samples = [(entry.file, entry.content) for entry in some]
             of_files(self.sources[index]).announce(samples, self.fetcher)
 
+    def announce_stored(self, entries: Iterable[ListedSample]) -> None:
+        """Have the entries in remote stores fetched, in this order, ahead of their conversion."""
+        by_source: dict[int, list[tuple[str, str]]] = defaultdict(list)
+        for entry in entries:
+            if entry.part is None:
+                by_source[entry.source].append((entry.file, entry.content))
+        for index, samples in by_source.items():
+            of_files(self.sources[index]).announce(samples, None)
+
     def raw(self, entry: ListedSample) -> Members:
         """Return the sample's raw members; Reject if they cannot be read."""
         if entry.part is not None:
@@ -303,6 +313,7 @@ class Converter:
     def is_unchanged(self, entries: Sequence[ListedSample], table: Any) -> bool:
         """Whether every sample has the content that the sidecar records, or still cannot be read. A server
         that does not answer now is no evidence. Otherwise what was read is announced once more."""
+        self.announce_stored(entries)
         for number, (entry, content) in enumerate(
             zip(entries, table.column("content").to_pylist(), strict=True), 1
         ):
@@ -394,6 +405,7 @@ def _write(
         return kept.copy(writer, entry) or work.convert(writer, entry)
 
     temporary = work.staging / f".{planned.digest}.{uuid4().hex}"
+    work.announce_stored(entry for entry in entries if entry not in kept)
     try:
         with ShardWriter(temporary) as writer:
             outcomes = [converted(entry) for entry in entries]

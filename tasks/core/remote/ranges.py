@@ -1,0 +1,308 @@
+"""Fetches ranges of remote files, several at once, by plain HTTP requests in threads.
+
+A client library receives in an event loop, in pieces that it copies several times. A thread that receives
+into the range's own memory takes half the processor time of aiohttp and a third of that of s3fs. So only the
+request for a range is made here. Any other answer than the range is `Refused`: the caller then asks through
+the library, which follows redirects, knows proxies and names the cause of a failure.
+
+A thread cannot be interrupted while it waits, so every wait has a limit. A request ends CONNECT_S after it
+began without a connection, and STALL_S after the last LEAST bytes, however the server divides what it sends.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import socket
+import ssl
+import threading
+import time
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import cache
+from queue import SimpleQueue
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+CONNECT_S = 10
+STALL_S = 30
+"""A request fails that receives fewer than LEAST bytes in so many seconds."""
+LEAST = 1 << 16
+BLOCK = 4 << 20
+"""Bytes per request of a file that is read in order."""
+IN_FLIGHT = 32
+"""Requests at once in a process, over all its files."""
+AHEAD, LEAST_AHEAD = 8, 2
+"""Ranges fetched ahead of the reader of a file, and where a process reads many files at once."""
+HEAD_BYTES = 1 << 14
+LONGEST_HEAD = 1 << 17
+_VISIBLE = re.compile(r"[!-~]+")
+_RANGE = re.compile(rb"bytes (\d+)-(\d+)/(\d+)")
+Result = TypeVar("Result")
+
+
+class Refused(Exception):
+    """The server does not answer a plain request with the range: it redirects, denies access, or fails."""
+
+
+class Range(NamedTuple):
+    """Some bytes of a file, and the whole file's size."""
+
+    content: memoryview
+    size: int
+
+
+class _Endpoint(NamedTuple):
+    scheme: str
+    host: str
+    port: int
+
+
+def get_range(url: str, start: int, end: int) -> Range:
+    """Return a file's bytes from `start` up to `end`, fewer where it ends before. Refused, or OSError where
+    the next try may succeed."""
+    parts = urlsplit(url)
+    target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
+    if parts.hostname is None or parts.username or not _VISIBLE.fullmatch(target + parts.netloc):
+        raise Refused("no plain address")
+    endpoint = _Endpoint(parts.scheme, parts.hostname, parts.port or (443 if parts.scheme == "https" else 80))
+    lines = [f"GET {target} HTTP/1.1", f"Host: {parts.netloc}", f"Range: bytes={start}-{end - 1}"]
+    request = "\r\n".join([*lines, "User-Agent: tarmac", "Accept-Encoding: identity", "", ""]).encode()
+    while True:
+        connection = _kept(endpoint)
+        is_new = connection is None
+        if connection is None:
+            connection = _connected(endpoint)
+        try:
+            return _Answer(endpoint, connection, request).range(start, end)
+        except _Idle:
+            if is_new:
+                raise ConnectionResetError(errno.ECONNRESET, "the connection broke") from None
+
+
+class _Idle(Exception):
+    """The server closed a kept connection before it read the request."""
+
+
+class _Answer:
+    """The answer to a request on a connection, which is kept for the next one or closed."""
+
+    def __init__(self, endpoint: _Endpoint, connection: socket.socket, request: bytes) -> None:
+        self._endpoint, self._connection = endpoint, connection
+        self._until, self._missing = time.monotonic() + STALL_S, LEAST
+        self._request = request
+
+    def range(self, start: int, end: int) -> Range:
+        is_kept = False
+        try:
+            head, rest = self._head()
+            length, size = _described(head, start, end)
+            content = memoryview(bytearray(length))
+            received = min(len(rest), length)
+            content[:received] = rest[:received]
+            while received < length:
+                received += self._receive(content[received:])
+            is_kept = len(rest) <= length and head.startswith(b"HTTP/1.1") and not _closes(head)
+            return Range(content, size)
+        finally:
+            if is_kept:
+                _keep(self._endpoint, self._connection)
+            else:
+                self._connection.close()
+
+    def _head(self) -> tuple[bytes, bytes]:
+        """Send the request; return status line and headers, and what was received of the body with them."""
+        piece = memoryview(bytearray(HEAD_BYTES))
+        received = b""
+        try:
+            self._connection.settimeout(STALL_S)
+            self._connection.sendall(self._request)
+            received = bytes(piece[: self._receive(piece)])
+        except (ConnectionResetError, BrokenPipeError):
+            raise _Idle from None
+        while b"\r\n\r\n" not in received:
+            if len(received) > LONGEST_HEAD:
+                raise Refused("too long a head")
+            received += piece[: self._receive(piece)]
+        head, _, rest = received.partition(b"\r\n\r\n")
+        return head, rest
+
+    def _receive(self, buffer: memoryview) -> int:
+        """Receive at least one byte; TimeoutError where too few have come in STALL_S."""
+        left_s = self._until - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left_s)
+        count = self._connection.recv_into(buffer)
+        if not count:
+            raise ConnectionResetError(errno.ECONNRESET, "the connection broke")
+        self._missing -= count
+        if self._missing <= 0:
+            self._until, self._missing = time.monotonic() + STALL_S, LEAST
+        return count
+
+
+def _described(head: bytes, start: int, end: int) -> tuple[int, int]:
+    """Return the length of the range and the file's size; Refused for any other answer, OSError for one that
+    may pass."""
+    status = head.partition(b"\r\n")[0].split(b" ")[1:2]
+    if status and (status[0].startswith(b"5") or status[0] == b"429"):
+        raise OSError(errno.EIO, "the server is busy or fails")
+    headers = _headers(head)
+    found = _RANGE.fullmatch(headers.get(b"content-range", b""))
+    length = headers.get(b"content-length", b"")
+    encoded = headers.keys() & {b"transfer-encoding", b"content-encoding"}
+    if status != [b"206"] or found is None or not length.isdigit() or encoded:
+        raise Refused(f"status {status}")
+    first, last, size = map(int, found.groups())
+    is_asked = first == start and int(length) == last + 1 - first == min(end, size) - start
+    if not is_asked:
+        raise Refused("another range")
+    return int(length), size
+
+
+def _headers(head: bytes) -> dict[bytes, bytes]:
+    fields = (line.partition(b":") for line in head.split(b"\r\n")[1:])
+    return {name.strip().lower(): value.strip() for name, _, value in fields}
+
+
+def _closes(head: bytes) -> bool:
+    return _headers(head).get(b"connection", b"").lower() == b"close"
+
+
+# The connections that are kept.
+
+_connections: defaultdict[_Endpoint, list[socket.socket]] = defaultdict(list)
+_lock = threading.Lock()
+
+
+def _kept(endpoint: _Endpoint) -> socket.socket | None:
+    with _lock:
+        return _connections[endpoint].pop() if _connections[endpoint] else None
+
+
+def _keep(endpoint: _Endpoint, connection: socket.socket) -> None:
+    with _lock:
+        if len(_connections[endpoint]) < IN_FLIGHT:
+            _connections[endpoint].append(connection)
+            return
+    connection.close()
+
+
+def _connected(endpoint: _Endpoint) -> socket.socket:
+    connection = socket.create_connection((endpoint.host, endpoint.port), CONNECT_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if endpoint.scheme != "https":
+        return connection
+    try:
+        return _tls().wrap_socket(connection, server_hostname=endpoint.host)
+    except ssl.SSLError as error:
+        raise Refused(str(error)) from None  # a library may have been given other certificates
+    finally:
+        connection.close() if connection.fileno() >= 0 else None
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+# The threads.
+
+
+class _Threads:
+    """IN_FLIGHT threads that nobody waits for when the process ends."""
+
+    def __init__(self) -> None:
+        self._waiting: SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = SimpleQueue()
+        self._started = 0
+
+    def submit(self, function: Callable[..., Result], *arguments: Any) -> Future[Result]:
+        future: Future[Result] = Future()
+        self._waiting.put((future, function, arguments))
+        if self._started < IN_FLIGHT:
+            self._started += 1
+            threading.Thread(target=self._work, name="ranges", daemon=True).start()
+        return future
+
+    def _work(self) -> None:
+        while True:
+            future, function, arguments = self._waiting.get()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(function(*arguments))
+            except BaseException as error:  # noqa: BLE001 - whoever waits for the result raises it
+                future.set_exception(error)
+            del future, arguments
+
+
+@cache
+def threads() -> _Threads:
+    """Return this process's threads for requests."""
+    return _Threads()
+
+
+class RangesAhead:
+    """The bytes of a file from `start` to `end`, in order. Several ranges are fetched at once by `fetch`,
+    which gets the place of the first byte and of that after the last. `most` begins at the given number and
+    doubles up to AHEAD, for a reader that may not go on. Twice as many may wait for the reader, so that one
+    that is tried again does not hold up the others."""
+
+    def __init__(self, fetch: Callable[[int, int], memoryview], start: int, end: int, most: int) -> None:
+        self._fetch, self._coming, self._most = fetch, start, most
+        self.position, self.end = start, end
+        self._ranges: deque[Future[memoryview]] = deque()
+        self._under_way = 0
+        self._lock = threading.Lock()
+        _reading.add(self)
+
+    def next(self) -> memoryview:
+        """Return the next bytes, a BLOCK or the rest; raises what `fetch` raises."""
+        self._begin()
+        content = self._ranges[0].result()
+        with self._lock:
+            self._ranges.popleft()
+            self._most = min(2 * self._most, AHEAD)
+        self.position += len(content)
+        self._begin()
+        return content
+
+    def close(self) -> None:
+        with self._lock:
+            self._coming = self.end
+        for waiting in self._ranges:
+            waiting.cancel()
+        _reading.discard(self)
+
+    def _begin(self, done: Future[memoryview] | None = None) -> None:
+        fair = max(LEAST_AHEAD, IN_FLIGHT // max(len(_reading), 1))
+        with self._lock:
+            self._under_way -= done is not None
+            most = min(self._most, fair)
+            begun = []
+            while self._coming < self.end and self._under_way < most and len(self._ranges) < 2 * most:
+                until = min(self._coming + BLOCK, self.end)
+                begun.append(threads().submit(self._fetch, self._coming, until))
+                self._ranges.append(begun[-1])
+                self._coming = until
+                self._under_way += 1
+        for one in begun:
+            one.add_done_callback(self._begin)
+
+
+_reading: weakref.WeakSet[RangesAhead] = weakref.WeakSet()
+"""What is being read now, as the files of a process share its requests."""
+
+
+def _forget() -> None:
+    """A forked process has none of the threads, and must not use the connections of its parent."""
+    _connections.clear()
+    _reading.clear()
+    threads.cache_clear()
+
+
+os.register_at_fork(after_in_child=_forget)
