@@ -75,12 +75,25 @@ def hanging(handler: Any, content: bytes) -> bool:
     return True
 
 
-def cut(handler: Any, content: bytes) -> bool:
-    """A part of the answer, and the connection ends."""
+def dripping(handler: Any, content: bytes) -> bool:
+    """A byte of the answer now and then, so that the connection is never idle for long."""
+    _begin(handler, content)
+    with suppress(OSError):
+        while not handler.server.is_over.wait(0.2):
+            handler.wfile.write(b"x")
+    return True
+
+
+def _begin(handler: Any, content: bytes) -> None:
     handler.send_response(206)
     handler.send_header("Content-Range", f"{handler.headers['Range'].replace('=', ' ')}/1000000")
     handler.send_header("Content-Length", str(len(content)))
     handler.end_headers()
+
+
+def cut(handler: Any, content: bytes) -> bool:
+    """A part of the answer, and the connection ends."""
+    _begin(handler, content)
     handler.wfile.write(content[: len(content) // 2])
     handler.close_connection = True
     with suppress(OSError):

@@ -26,7 +26,7 @@ from tests.disks import small_disk
 from tests.loader import transforms
 from tests.loader.conftest import members_of, write_tar
 from tests.loader.feeds import feed_of
-from tests.loader.shard_server import Answer, Server, cut, hanging, refused, serving
+from tests.loader.shard_server import Answer, Server, cut, dripping, hanging, refused, serving
 from tests.loader.test_staging import wait_for
 
 SHARDS = [12, 4, 16, 8, 8]
@@ -109,6 +109,7 @@ def test_a_shard_is_fetched_once_and_its_copy_serves_when_the_server_is_gone(
 FAULTS: dict[str, tuple[Answer, str]] = {
     "refuses": (refused, "the store answers 500"),
     "hangs": (hanging, "does not answer in time"),
+    "drips": (dripping, "does not answer in time"),
     "cuts": (cut, "the connection broke|cannot be reached"),
 }
 
