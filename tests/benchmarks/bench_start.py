@@ -5,6 +5,11 @@ its import, a model of the same size, and a step of torch's AdamW. With another 
 its code starts as well, in this environment:
 
     .venv/bin/python -m tests.benchmarks.bench_start [CHECKOUT]
+
+With `samples`, the seconds from the imports to the first batch of 8 workers, from an index of 10^4 samples and from
+one of 10^7, whose rows lie in a sparse file: neither the index nor a list of files travels to a worker.
+
+    .venv/bin/python -m tests.benchmarks.bench_start samples
 """
 
 from __future__ import annotations
@@ -19,6 +24,10 @@ import time
 from pathlib import Path
 
 ROUNDS = 9
+WORKERS, BATCH = 8, 256
+INDEXES = {10**4: 10, 10**7: 1000}
+"""Samples, and the shards that they lie in."""
+PROMISED_S = 1.0
 RECIPES = ("clip", "clip_reinforced", "ct_clip", "vlm")
 HERE = Path(__file__).resolve().parents[2]
 PEER = """
@@ -76,10 +85,46 @@ def start(folder: Path, name: str) -> None:
     os._exit(0)  # the end of an interpreter is no part of a start
 
 
+def first_batch(version: Path) -> None:
+    """Print the seconds that a feed takes from its making to its first batch."""
+    from tasks.loader import forkserver
+    from tests.loader import transforms
+
+    forkserver.fork(transforms.__name__)
+
+    from tests.loader.feeds import train_batches
+
+    began = time.perf_counter()
+    with train_batches(version, transforms.plain, batch_size=BATCH, workers=WORKERS, seed=3) as batches:
+        assert len(next(batches)["key"]) == BATCH
+        print(time.perf_counter() - began)
+
+
+def compare_indexes(place: Path) -> None:
+    """Print the medians of `first_batch` for each of INDEXES."""
+    taken: dict[int, list[float]] = {samples: [] for samples in INDEXES}
+    for samples, shards in INDEXES.items():
+        (place / f"{samples}").mkdir()
+        write = f"import tests.soak.billion as b, pathlib; b.write(pathlib.Path.cwd(), {samples}, {shards})"
+        run(place / f"{samples}", "-c", write)
+    for _ in range(ROUNDS):
+        for samples, times in taken.items():
+            command = [sys.executable, __file__, "first", place / f"{samples}"]
+            environment = {**os.environ, "PYTHONPATH": str(HERE)}
+            done = subprocess.run(command, check=True, env=environment, capture_output=True, text=True)
+            times.append(float(done.stdout))
+    for samples, times in taken.items():
+        print(
+            f"{samples:,} samples, {WORKERS} workers: first batch in {statistics.median(times):.2f} s",
+            end=", ",
+        )
+        print(f"{min(times):.2f} to {max(times):.2f}, promised {PROMISED_S}; load {os.getloadavg()[0]:.1f}")
+
+
 def run(checkout: Path, *command: str) -> float:
     """Return the seconds of a process with the checkout's code."""
     began = time.perf_counter()
-    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(checkout), str(HERE)])}
     subprocess.run([sys.executable, *command], check=True, cwd=checkout, env=environment)
     return time.perf_counter() - began
 
@@ -109,5 +154,10 @@ if __name__ == "__main__":
         make(Path(sys.argv[2]))
     elif sys.argv[1:2] == ["start"]:
         start(Path(sys.argv[2]), sys.argv[3])
+    elif sys.argv[1:2] == ["first"]:
+        first_batch(Path(sys.argv[2]))
+    elif sys.argv[1:2] == ["samples"]:
+        with tempfile.TemporaryDirectory(prefix="tarmac-start-") as place:
+            compare_indexes(Path(place))
     else:
         main({"here": HERE, **{Path(path).name: Path(path).resolve() for path in sys.argv[1:2]}})
