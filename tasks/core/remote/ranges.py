@@ -213,17 +213,18 @@ def _tls() -> ssl.SSLContext:
 # The threads.
 
 
-class _Threads:
-    """IN_FLIGHT threads that nobody waits for when the process ends."""
+class Threads:
+    """A number of threads that nobody waits for when the process ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._waiting: SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = SimpleQueue()
         self._started = 0
 
     def submit(self, function: Callable[..., Result], *arguments: Any) -> Future[Result]:
         future: Future[Result] = Future()
         self._waiting.put((future, function, arguments))
-        if self._started < IN_FLIGHT:
+        if self._started < self._most:
             self._started += 1
             threading.Thread(target=self._work, name="ranges", daemon=True).start()
         return future
@@ -241,9 +242,15 @@ class _Threads:
 
 
 @cache
-def threads() -> _Threads:
+def threads() -> Threads:
     """Return this process's threads for requests."""
-    return _Threads()
+    return Threads(IN_FLIGHT)
+
+
+@cache
+def writers() -> Threads:
+    """Return this process's threads that write copies, so that these do not wait for a request."""
+    return Threads(2)
 
 
 class RangesAhead:
@@ -303,6 +310,7 @@ def _forget() -> None:
     _connections.clear()
     _reading.clear()
     threads.cache_clear()
+    writers.cache_clear()
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -24,8 +24,10 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import cycle
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -99,6 +101,7 @@ class Arriving(io.RawIOBase):
         self._shard, self.keep = shard, keep
         self._hasher, self._position, self._block = blake3(), 0, memoryview(b"")
         self._blocks, self.is_whole = self._fetched(), False
+        self._written: Future[None] | None = None
 
     def readable(self) -> bool:
         return True
@@ -112,7 +115,7 @@ class Arriving(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         if not self._block and not self.is_whole:
-            self._block = memoryview(self._next())
+            self._block = self._next()
         view = memoryview(buffer).cast("B")
         count = min(len(view), len(self._block))
         view[:count] = self._block[:count]
@@ -124,51 +127,57 @@ class Arriving(io.RawIOBase):
         """Read the rest, as long as it is wanted: a tar ends before its file does."""
         while not self.is_whole and is_wanted():
             self._position += len(self._block)
-            self._block = memoryview(self._next())
+            self._block = self._next()
 
     def close(self) -> None:
+        self._await_copy()
         self._blocks.close()
         super().close()
 
-    def _next(self) -> bytes:
-        """Return the next block, b"" at the end."""
+    def _next(self) -> memoryview:
+        """Return the next block, an empty one at the end."""
         try:
-            block = next(self._blocks, b"")
+            block = next(self._blocks, memoryview(b""))
         except Exception as error:
             raise _as_error(self._shard, error) from error
         self._hasher.update(block)
         self.is_whole = not block
         if self.is_whole and self._shard.blake3 not in ("", self.digest):
             raise self._shard.changed()
-        if self.keep is not None:
-            self._write(block)
+        self._await_copy()
+        if self.keep is not None and block:
+            self._written = ranges.writers().submit(_write, self.keep, block)
         return block
 
-    def _fetched(self) -> Generator[bytes, None, None]:
-        folder, name = split_location(self._shard.url)
-        store = open_store(folder, "URL")
-        looked_at, count = ranges.threads().submit(store.stat, name), 0
-        with store.open(name, size=self._shard.size) as file:
-            before = self._looked_at(looked_at.result())
-            while block := file.read(BLOCK_BYTES):
-                count += len(block)
-                yield block
-        size = self._shard.size if self._shard.size >= 0 else before.size
-        is_known = bool(self._shard.blake3)  # by which the reader compares the content itself
-        if count != size >= 0 or (not is_known and store.stat(name).stamp != before.stamp):
-            raise self._shard.changed()
-
-    def _write(self, block: bytes) -> None:
-        assert self.keep is not None
+    def _await_copy(self) -> None:
+        """Wait until the last block is written to the copy, which is given up where its disk is full."""
+        written, self._written = self._written, None
         try:
-            self.keep.write(block)
-            if not block:
-                self.keep.flush()
+            if written is not None:
+                written.result()
         except OSError as error:
             self.keep = None
             logger.warning(
                 "%s: its copy cannot be written: %s; set TARMAC_CACHE or TMPDIR", self._shard, error
             )
+
+    def _fetched(self) -> Generator[memoryview, None, None]:
+        """Yield the shard's blocks, in two buffers that take turns: one is written while the next is read."""
+        folder, name = split_location(self._shard.url)
+        store = open_store(folder, "URL")
+        looked_at, count = ranges.threads().submit(store.stat, name), 0
+        with store.open(name, size=self._shard.size) as file:
+            before = self._looked_at(looked_at.result())
+            for buffer in cycle([memoryview(bytearray(BLOCK_BYTES)) for _ in range(2)]):
+                received = file.readinto(buffer)  # type: ignore[attr-defined]
+                if not received:
+                    break
+                count += received
+                yield buffer[:received]
+        size = self._shard.size if self._shard.size >= 0 else before.size
+        is_known = bool(self._shard.blake3)  # by which the reader compares the content itself
+        if count != size >= 0 or (not is_known and store.stat(name).stamp != before.stamp):
+            raise self._shard.changed()
 
     def _looked_at(self, found: ObjectStat) -> ObjectStat:
         """Return the store's present description of the shard; raise where it is another one than
@@ -178,6 +187,11 @@ class Arriving(io.RawIOBase):
         if found.size not in (-1, self._shard.size) or found.stamp != self._shard.stamp:
             raise self._shard.changed()
         return found
+
+
+def _write(file: BinaryIO, block: memoryview) -> None:
+    file.write(block)
+    file.flush()
 
 
 class ShardCache:

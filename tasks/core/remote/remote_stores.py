@@ -112,6 +112,7 @@ class RemoteStore:
         self._config_key = config_key
         self._is_web = is_web(location)
         self._known: dict[str, ObjectStat | OSError] = {}
+        self._plain_hosts: set[str] = set()
         self._coming: Iterator[tuple[str, int]] = iter(())
         self._begun: deque[tuple[str, Future[RemoteFile | BinaryIO]]] = deque()
         """The announced files that are being opened."""
@@ -218,9 +219,9 @@ class RemoteStore:
         """Return a RemoteFile with its first bytes, or the whole file if its server has no range requests."""
         content, source = memoryview(b""), FileRanges(self._fs, path)
         if self._is_web:
-            begin = call(self._fs, web.begin, self._fs, path, ahead, most, where=path, limit_s=math.inf)
+            begin = self._begin_web(path, ahead, most)
             if begin.whole is not None:
-                return cast(BinaryIO, begin.whole)
+                return begin.whole
             content, size, source.address = memoryview(begin.content), begin.size, begin.address
         elif ahead:
             content, size = _begin(source, ahead)
@@ -255,6 +256,26 @@ class RemoteStore:
             below = f"{folder}/" if folder else ""
             yield from (below + name for name in files)
             waiting += [below + name for name in reversed(folders)]
+
+    def _begin_web(self, path: str, count: int, most: int | None) -> web.WebBeginning:
+        """Return the beginning of a web server's file; by a plain request from a host that has answered one
+        with a range before."""
+        host, tried = host_of(path), 0
+        if host in self._plain_hosts:
+            address = str(self._fs.encode_url(path))
+            try:
+                return web.WebBeginning(*ranges.get_range(address, 0, count), address)
+            except ranges.Refused:
+                pass
+            except OSError:
+                tried = 1
+        asked = self._fs, path, count, most
+        begin: web.WebBeginning = call(self._fs, web.begin, *asked, where=path, limit_s=math.inf, tried=tried)
+        if begin.whole is None and host_of(begin.address) == host:
+            self._plain_hosts.add(host)
+        else:
+            self._plain_hosts.discard(host)
+        return begin
 
 
 def _begin(source: FileRanges, count: int) -> tuple[memoryview, int]:

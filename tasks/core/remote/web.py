@@ -43,7 +43,7 @@ class WebBeginning(NamedTuple):
     """The first bytes of a file, its size, and the address that gave them after redirects; the whole file
     from a server without range requests."""
 
-    content: bytes
+    content: bytes | memoryview
     size: int
     address: str
     whole: BinaryIO | None = None
