@@ -8,12 +8,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import BinaryIO
 
 from tasks.core.errors import UsageError
 from tasks.core.stores import (
     ABSENT,
+    AHEAD,
     NotRegular,
     ObjectStat,
     Store,
@@ -59,6 +60,11 @@ class LocalStore:
     def open(self, file: str, in_order: bool = True, size: int = -1) -> BinaryIO:
         descriptor, _ = self._opened(file)
         return open(descriptor, "rb")
+
+    def blocks(self, file: str, size: int = -1) -> Generator[memoryview, None, None]:
+        with self.open(file) as opened:
+            while block := opened.read(16 * AHEAD):
+                yield memoryview(block)
 
     def read(self, file: str, most: int) -> bytes:
         descriptor, size = self._opened(file)

@@ -11,7 +11,8 @@ import errno
 import os
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from hashlib import blake2b
 from typing import BinaryIO, NamedTuple, Protocol
 from urllib.parse import parse_qsl, urlsplit
 
@@ -224,6 +225,9 @@ class Store(Protocol):
         `in_order=False` means that the reader seeks, so nothing is read ahead. A caller that knows the `size`
         saves a request, and gets the error of a file that is gone when it reads.
         """
+
+    def blocks(self, file: str, size: int = -1) -> Generator[memoryview, None, None]:
+        """Yield a file's content from front to back, in pieces of a few megabytes; else as `open`."""
 
     def read(self, file: str, most: int) -> bytes:
         """Return a file's content, or its first `most` + 1 bytes if it has more; raises OSError as `open`

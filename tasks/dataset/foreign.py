@@ -3,7 +3,7 @@ read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -95,6 +95,10 @@ class IndexedStore:
     def open(self, file: str, in_order: bool = True, size: int = -1) -> BinaryIO:
         store, name = self._at(file)
         return store.open(name, in_order, size)
+
+    def blocks(self, file: str, size: int = -1) -> Generator[memoryview, None, None]:
+        store, name = self._at(file)
+        return store.blocks(name, size)
 
     def read(self, file: str, most: int) -> bytes:
         store, name = self._at(file)

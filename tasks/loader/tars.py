@@ -19,7 +19,7 @@ from webdataset.shardlists import expand_urls
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from tasks.core.errors import DataError, UsageError
-from tasks.core.remote.remote_shards import BLOCK_BYTES, RemoteShard, cache, remote_shard
+from tasks.core.remote.remote_shards import RemoteShard, cache, remote_shard
 from tasks.core.stores import REMOTE_SCHEMES, is_remote
 from tasks.dataset.tar.format import END
 from tasks.loader import worker_state
@@ -122,7 +122,7 @@ class _Ending:
 
     def check(self, shard: Shard) -> None:
         """DataError for a plain tar cut between two members; reads to the end."""
-        while self.read(BLOCK_BYTES):
+        while self.read(1 << 20):
             pass
         if not self._first.startswith(COMPRESSED) and self._last != END:
             raise _truncated(shard)

@@ -79,6 +79,7 @@ def far_away(folder: Path, log: Path) -> Iterator[dict[str, dict[str, str]]]:
             until("the server's start", lambda port=port: s3._listens(port), 30)
             known = {**s3.environment(port), "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true"}
             environments[kind] = known if kind == "s3" else {"WEB": f"http://127.0.0.1:{port}"}
+            environments[kind]["THERE"] = str(folder / BUCKET)
         os.environ.update(s3.environment(moto))
         s3.put(folder / BUCKET, BUCKET)
         for name in s3.environment(moto):

@@ -10,10 +10,14 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+from tasks.core.files import blake3_file
 from tasks.core.folders import open_store
-from tasks.core.remote.remote_shards import cache, remote_shard
+from tasks.core.remote.remote_shards import RemoteShard, cache, remote_shard
 from tasks.core.stores import split_location
 
 READ = 4 << 20
@@ -29,23 +33,29 @@ def opened(urls: Sequence[str]) -> int:
     return size
 
 
-def streamed(urls: Sequence[str]) -> int:
+def shards(urls: Sequence[str]) -> list[RemoteShard]:
+    """The shards as an index has them."""
+    there = Path(os.environ["THERE"])
+    return [replace(remote_shard(url), blake3=blake3_file(there / url.rpartition("/")[2])) for url in urls]
+
+
+def streamed(given: Sequence[RemoteShard]) -> int:
     size = 0
-    for url in urls:
-        with cache().stream(remote_shard(url)) as file:
+    for shard in given:
+        with cache().stream(shard) as file:
             size += sum(map(len, iter(lambda: file.read(READ), b"")))
     return size
 
 
-def uncached(urls: Sequence[str]) -> int:
+def uncached(given: Sequence[RemoteShard]) -> int:
     os.environ["TARMAC_CACHE_SIZE"] = "1B"
-    return streamed(urls)
+    return streamed(given)
 
 
-def indexed(urls: Sequence[str]) -> int:
+def indexed(given: Sequence[RemoteShard]) -> int:
     size = 0
-    for url in urls:
-        descriptor = cache().descriptor(remote_shard(url))
+    for shard in given:
+        descriptor = cache().descriptor(shard)
         size += os.fstat(descriptor).st_size
         os.close(descriptor)
     return size
@@ -58,13 +68,20 @@ def small(urls: Sequence[str]) -> int:
     return sum(len(store.read(name, MOST)) for name in names)
 
 
-WAYS = {"open": opened, "stream": uncached, "cached": streamed, "indexed": indexed, "small": small}
+WAYS: dict[str, Callable[[Any], int]] = {
+    "open": opened,
+    "stream": uncached,
+    "cached": streamed,
+    "indexed": indexed,
+    "small": small,
+}
 
 
 def main(way: str, urls: Sequence[str]) -> None:
     remote_shard(urls[0])
+    known = shards(urls) if way in ("stream", "cached", "indexed") else urls
     began, cpu = time.perf_counter(), time.process_time()
-    size = WAYS[way](urls)
+    size = WAYS[way](known)
     print(size, time.perf_counter() - began, time.process_time() - cpu)
 
 

@@ -50,7 +50,6 @@ def server(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setattr(remote_stores, "PAUSE_S", 0.05)
     monkeypatch.setattr(ranges, "BLOCK", 8192)
     monkeypatch.setattr(remote_stores, "BUFFER", 8192)
-    monkeypatch.setattr(remote_shards, "BLOCK_BYTES", 8192)
     monkeypatch.setenv("TARMAC_CACHE", str(tmp_path / "cache"))
     with serving(folder) as server:
         yield server

@@ -27,9 +27,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import cycle
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 from blake3 import blake3
 
@@ -40,8 +39,6 @@ from tasks.core.remote import ranges
 from tasks.core.stores import ObjectStat, StoreUnreachable, redact, split_location
 from tasks.core.units import parse_size
 
-BLOCK_BYTES = 4 << 20
-"""Bytes that are hashed and written at once."""
 SIZE = "64GB"
 """Default of TARMAC_CACHE_SIZE."""
 SPARE = 0.1
@@ -113,15 +110,16 @@ class Arriving(io.RawIOBase):
     def digest(self) -> str:
         return self._hasher.hexdigest()
 
-    def readinto(self, buffer: Any) -> int:
+    def read(self, count: int = -1) -> bytes:
+        """Return up to `count` bytes, of one block, or all; the inherited method copies each byte twice."""
+        if count < 0:
+            return self.readall()
         if not self._block and not self.is_whole:
             self._block = self._next()
-        view = memoryview(buffer).cast("B")
-        count = min(len(view), len(self._block))
-        view[:count] = self._block[:count]
-        self._block = self._block[count:]
-        self._position += count
-        return count
+        content = bytes(self._block[:count])
+        self._block = self._block[len(content) :]
+        self._position += len(content)
+        return content
 
     def drain(self, is_wanted: Callable[[], bool] = lambda: True) -> None:
         """Read the rest, as long as it is wanted: a tar ends before its file does."""
@@ -162,18 +160,16 @@ class Arriving(io.RawIOBase):
             )
 
     def _fetched(self) -> Generator[memoryview, None, None]:
-        """Yield the shard's blocks, in two buffers that take turns: one is written while the next is read."""
         folder, name = split_location(self._shard.url)
         store = open_store(folder, "URL")
         looked_at, count = ranges.threads().submit(store.stat, name), 0
-        with store.open(name, size=self._shard.size) as file:
-            before = self._looked_at(looked_at.result())
-            for buffer in cycle([memoryview(bytearray(BLOCK_BYTES)) for _ in range(2)]):
-                received = file.readinto(buffer)  # type: ignore[attr-defined]
-                if not received:
-                    break
-                count += received
-                yield buffer[:received]
+        with contextlib.closing(store.blocks(name, self._shard.size)) as blocks:
+            before = None
+            for block in blocks:
+                before = before or self._looked_at(looked_at.result())
+                count += len(block)
+                yield block
+        before = before or self._looked_at(looked_at.result())
         size = self._shard.size if self._shard.size >= 0 else before.size
         is_known = bool(self._shard.blake3)  # by which the reader compares the content itself
         if count != size >= 0 or (not is_known and store.stat(name).stamp != before.stamp):

@@ -12,16 +12,18 @@ here.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import importlib.util
 import io
 import math
+import threading
 import time
 import urllib.request
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice
 from typing import Any, BinaryIO, cast
 from urllib.parse import unquote, urlsplit
@@ -60,7 +62,9 @@ server breaks a connection now and then."""
 SIGNED_S = 3600
 """How long an address is valid that is signed for the requests of a file, and used for half as long."""
 TOGETHER = 32
-"""Concurrent requests for sizes and tags, and announced files that are opened at once."""
+"""Concurrent requests for sizes and tags."""
+ANNOUNCED = 48
+"""Announced files that are opened at once, or open and waiting for their reader."""
 HOPELESS = 8
 """Failures in a row after which a host is not asked for the other files."""
 
@@ -113,7 +117,8 @@ class RemoteStore:
         self._is_web = is_web(location)
         self._known: dict[str, ObjectStat | OSError] = {}
         self._plain_hosts: set[str] = set()
-        self._coming: Iterator[tuple[str, int]] = iter(())
+        self._coming: Iterator[tuple[str, FileRanges]] = iter(())
+        self._most = 0
         self._begun: deque[tuple[str, Future[RemoteFile | BinaryIO]]] = deque()
         """The announced files that are being opened."""
 
@@ -171,29 +176,46 @@ class RemoteStore:
     def open(self, file: str, in_order: bool = True, size: int = -1) -> BinaryIO:
         is_large = size > ranges.BLOCK or not in_order
         ahead = ranges.BLOCK if not is_large else PROBE if self._is_web else 0
-        opened = self._opened(self.path(file), ahead, size=size)
+        opened = self._opened(FileRanges(self._fs, self.path(file)), ahead, size=size)
         if not isinstance(opened, RemoteFile):
             return opened
         opened.is_in_order = in_order
         return cast(BinaryIO, io.BufferedReader(opened, BUFFER) if in_order else opened)
 
+    def blocks(self, file: str, size: int = -1) -> Generator[memoryview, None, None]:
+        with self.open(file, size=size) as opened:
+            if not isinstance(opened, io.BufferedReader):
+                while block := opened.read(ranges.BLOCK):
+                    yield memoryview(block)
+                return
+            yield from cast(RemoteFile, opened.raw).blocks()
+
     def announce(self, files: Iterable[str], most: int) -> None:
         self._forget_until(None)
-        self._coming = ((file, most) for file in files)
+        self._coming = self._signed(iter(files))
+        self._most = most
         self._begin_announced()
 
     def read(self, file: str, most: int) -> bytes:
-        with self._announced(file) or self._opened(
-            self.path(file), min(most + 1, ranges.BLOCK), most
-        ) as opened:
+        with self._announced(file) or self._beginning(FileRanges(self._fs, self.path(file)), most) as opened:
             if isinstance(opened, RemoteFile):
                 opened.is_in_order = True
             return read_at_most(cast(BinaryIO, opened), most)
 
     def _begin_announced(self) -> None:
-        for file, most in islice(self._coming, TOGETHER - len(self._begun)):
-            ahead = min(most + 1, ranges.BLOCK)
-            self._begun.append((file, ranges.threads().submit(self._opened, self.path(file), ahead, most)))
+        for file, source in islice(self._coming, ANNOUNCED - len(self._begun)):
+            self._begun.append((file, ranges.threads().submit(self._beginning, source, self._most)))
+
+    def _signed(self, files: Iterator[str]) -> Iterator[tuple[str, FileRanges]]:
+        """Yield the files with their ranges, whose addresses are signed for many at once."""
+        while some := list(islice(files, TOGETHER)):
+            sources = [FileRanges(self._fs, self.path(file)) for file in some]
+            with contextlib.suppress(OSError):  # which the reader of a file raises
+                sign([source for source in sources if source.is_signed])
+            yield from zip(some, sources, strict=True)
+
+    def _beginning(self, source: FileRanges, most: int) -> RemoteFile | BinaryIO:
+        return self._opened(source, min(most + 1, ranges.BLOCK), most)
 
     def _announced(self, file: str) -> RemoteFile | BinaryIO | None:
         """Return the file, open, if it was announced; those announced before it are no longer awaited."""
@@ -214,10 +236,10 @@ class RemoteStore:
             return opened.read(most)
 
     def _opened(
-        self, path: str, ahead: int, most: int | None = None, size: int = -1
+        self, source: FileRanges, ahead: int, most: int | None = None, size: int = -1
     ) -> RemoteFile | BinaryIO:
         """Return a RemoteFile with its first bytes, or the whole file if its server has no range requests."""
-        content, source = memoryview(b""), FileRanges(self._fs, path)
+        content, path = memoryview(b""), source.path
         if self._is_web:
             begin = self._begin_web(path, ahead, most)
             if begin.whole is not None:
@@ -294,15 +316,15 @@ class FileRanges:
     its own address was redirected to, for one of S3 a signed address; "" where they do not."""
 
     def __init__(self, fs: Any, path: str) -> None:
-        self._fs, self._path, self.address = fs, path, ""
-        self._is_signed = path.startswith("s3://")
-        self._signed_at = float("-inf")
+        self.fs, self.path, self.address = fs, path, ""
+        self.is_signed, self.signed_at = path.startswith("s3://"), float("-inf")
+        self._signing = threading.Lock()
 
     def fetch(self, start: int, end: int) -> memoryview:
         """Return the bytes from `start` up to `end`; raises OSError, also where there are fewer."""
         content = self.range(start, end).content
         if len(content) != end - start:
-            raise OSError(errno.EIO, "the file has changed while it was read", redact(self._path))
+            raise OSError(errno.EIO, "the file has changed while it was read", redact(self.path))
         return content
 
     def range(self, start: int, end: int) -> ranges.Range:
@@ -314,13 +336,13 @@ class FileRanges:
             try:
                 return ranges.get_range(address, start, end)
             except ranges.Refused:
-                self.address, self._is_signed, tried = "", False, 0
+                self.address, self.is_signed, tried = "", False, 0
             except OSError:
                 tried += 1
         return self._by_client(start, end, tried)
 
     def _by_client(self, start: int, end: int, tried: int) -> ranges.Range:
-        fs, path, known = self._fs, self._path, {"start": start, "end": end, "tried": tried}
+        fs, path, known = self.fs, self.path, {"start": start, "end": end, "tried": tried}
         if is_web(path):
             content, self.address = call(fs, web.part, fs, path, where=path, limit_s=math.inf, **known)
         else:
@@ -329,20 +351,32 @@ class FileRanges:
         return ranges.Range(memoryview(content), -1)
 
     def _plain(self) -> str:
-        if self._is_signed and time.monotonic() - self._signed_at > SIGNED_S / 2:
-            self._signed_at = time.monotonic()
-            signing = {"expires": SIGNED_S, **self._fs.req_kw}
-            address = call(self._fs, self._fs._url, self._path, where=self._path, limit_s=STAT_S, **signing)
-            self.address = "" if _has_proxy(address) else address
+        if self.is_signed:
+            with self._signing:
+                if time.monotonic() - self.signed_at > SIGNED_S / 2:
+                    sign([self])
         return self.address
 
 
-def _has_proxy(address: str) -> bool:
-    """Whether the environment names a proxy for an address."""
-    parts = urlsplit(address)
-    return parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(
-        parts.hostname or ""
-    )
+def sign(sources: Sequence[FileRanges]) -> None:
+    """Sign an address for each of these files of S3; none where the environment names a proxy for them."""
+    if not sources:
+        return
+    fs, first = sources[0].fs, sources[0].path
+
+    async def addresses() -> list[str]:
+        return [await fs._url(source.path, expires=SIGNED_S, **fs.req_kw) for source in sources]
+
+    for source, address in zip(sources, call(fs, addresses, where=first, limit_s=STAT_S), strict=True):
+        parts = urlsplit(address)
+        source.is_signed = not _has_proxy(parts.scheme, parts.hostname or "")
+        source.address = address if source.is_signed else ""
+        source.signed_at = time.monotonic()
+
+
+@lru_cache
+def _has_proxy(scheme: str, host: str) -> bool:
+    return scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host)
 
 
 class RemoteFile(io.RawIOBase):
@@ -389,11 +423,13 @@ class RemoteFile(io.RawIOBase):
     def readall(self) -> bytes:
         """Read in blocks, because the inherited method requests 8 KiB at a time. Memory is allocated for what
         arrives, whatever size the store has reported."""
+        return b"".join(self.blocks())
+
+    def blocks(self) -> Iterator[memoryview]:
+        """Yield the rest of the file in the pieces in which it is fetched."""
         self.is_in_order = True
-        pieces = []
         while self._position < self._size:
-            pieces.append(self._next(self._size))
-        return b"".join(pieces)
+            yield self._next(self._size)
 
     def _next(self, end: int) -> memoryview:
         """Return at least one byte from the position on, none at or after `end`, and move on."""
