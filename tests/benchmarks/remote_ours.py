@@ -20,7 +20,7 @@ from tasks.core.folders import open_store
 from tasks.core.remote.remote_shards import RemoteShard, cache, remote_shard
 from tasks.core.stores import split_location
 
-READ = 4 << 20
+READ = 1 << 20
 MOST = 100 << 20
 
 

@@ -28,7 +28,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from blake3 import blake3
 
@@ -112,12 +112,18 @@ class Arriving(io.RawIOBase):
 
     def read(self, count: int = -1) -> bytes:
         """Return up to `count` bytes, of one block, or all; the inherited method copies each byte twice."""
-        if count < 0:
-            return self.readall()
+        return self.readall() if count < 0 else bytes(self._taken(count))
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        content = self._taken(len(view))
+        view[: len(content)] = content
+        return len(content)
+
+    def _taken(self, count: int) -> memoryview:
         if not self._block and not self.is_whole:
             self._block = self._next()
-        content = bytes(self._block[:count])
-        self._block = self._block[len(content) :]
+        content, self._block = self._block[:count], self._block[count:]
         self._position += len(content)
         return content
 
