@@ -12,7 +12,6 @@ import os
 import re
 import sqlite3
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from hashlib import blake2b
 from typing import BinaryIO, NamedTuple, Protocol
 from urllib.parse import parse_qsl, urlsplit
 
