@@ -301,7 +301,7 @@ def test_announced_files_are_opened_together(tmp_path: Path) -> None:
         with lock:
             under_way[0] += 1
             most[0] = max(most[0], under_way[0])
-        time.sleep(0.02)
+        time.sleep(0.1)
         with lock:
             under_way[0] -= 1
         return False
