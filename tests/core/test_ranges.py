@@ -27,8 +27,12 @@ Behaviour = Callable[[socket.socket], None]
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranges, "STALL_S", 0.5)
     monkeypatch.setattr(remote_stores, "PAUSE_S", 0.01)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranges, "STALL_S", 0.5)
 
 
 @contextmanager
@@ -84,6 +88,7 @@ def stopping(client: socket.socket) -> None:
     time.sleep(30)
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("behave", [silent, dripping_head, dripping_body, stopping])
 def test_no_request_takes_longer_than_its_limit_without_progress(behave: Behaviour) -> None:
     with behaving(behave) as address:
@@ -93,6 +98,7 @@ def test_no_request_takes_longer_than_its_limit_without_progress(behave: Behavio
         assert time.monotonic() - began < 4 * ranges.STALL_S
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_slow_server_has_as_long_as_it_makes_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranges, "LEAST", 10_000)
 
@@ -228,6 +234,7 @@ def test_many_files_share_the_requests_of_a_process(server: Server) -> None:
     assert found == [CONTENT] * 40
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("drips", [True, False])
 def test_a_server_that_stalls_after_the_beginning_is_named(server: Server, drips: bool) -> None:
     def stalls(handler: Any, content: bytes) -> bool:
@@ -251,6 +258,34 @@ def test_a_server_that_stalls_after_the_beginning_is_named(server: Server, drips
         ):
             file.read()
     assert time.monotonic() - began < 4 * remote_stores.TRIES * ranges.STALL_S
+
+
+def test_a_file_of_known_size_is_begun_at_once_and_read_whole_where_there_are_no_ranges(
+    server: Server,
+) -> None:
+    store = open_store(server.address)
+    for _ in range(2):  # the second time it is known that the host gives ranges
+        with store.open("big", size=len(CONTENT)) as file:
+            assert file.read() == CONTENT
+    until_it_rests(server)
+
+    def whole(handler: Any, content: bytes) -> bool:
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(CONTENT)))
+        handler.end_headers()
+        with suppress(OSError):
+            handler.wfile.write(CONTENT)
+        return True
+
+    server.fault = whole
+    with store.open("big", size=len(CONTENT)) as file:
+        assert file.read() == CONTENT
+
+
+def test_a_file_that_is_longer_than_it_was_is_read_as_it_is(server: Server) -> None:
+    for _ in range(2):
+        with open_store(server.address).open("big", size=100_000) as file:
+            assert file.read() == CONTENT
 
 
 @contextmanager

@@ -87,6 +87,35 @@ def test_a_file_read_in_order_is_fetched_once(wire: Wire, bucket: str, tmp_path:
     assert wire.received - before <= 1.01 * len(content)
 
 
+def test_ranges_are_asked_for_plainly_and_by_the_client_where_that_is_refused(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = os.urandom(3_000_000)
+    (tmp_path / "a b+c%2F#?.tar").write_bytes(content)
+    s3.put(tmp_path, bucket)
+    asked: list[str] = []
+    plainly = ranges.get_range
+
+    def recorded(address: str, start: int, end: int) -> ranges.Range:
+        asked.append(address)
+        return plainly(address, start, end)
+
+    def refused(address: str, start: int, end: int) -> ranges.Range:
+        raise ranges.Refused
+
+    monkeypatch.setattr(ranges, "BLOCK", 1 << 20)
+    monkeypatch.setattr(ranges, "get_range", recorded)
+    store = open_store(f"s3://{bucket}")
+    with store.open("a b+c%2F#?.tar") as file:
+        assert file.read() == content
+    assert len(asked) == 3 and all("X-Amz-Algorithm=AWS4-HMAC-SHA256" in address for address in asked)
+    store.announce(["a b+c%2F#?.tar"], len(content))
+    assert store.read("a b+c%2F#?.tar", len(content)) == content
+    monkeypatch.setattr(ranges, "get_range", refused)
+    with store.open("a b+c%2F#?.tar", size=len(content)) as file:
+        assert file.read() == content
+
+
 def test_patterns_and_gaps(bucket: str, tmp_path: Path) -> None:
     for number in range(12):
         (tmp_path / f"x/{number:06d}.tar").parent.mkdir(exist_ok=True)

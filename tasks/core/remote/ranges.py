@@ -35,8 +35,8 @@ BLOCK = 4 << 20
 """Bytes per request of a file that is read in order."""
 IN_FLIGHT = 32
 """Requests at once in a process, over all its files."""
-AHEAD, LEAST_AHEAD = 8, 2
-"""Ranges fetched ahead of the reader of a file, and where a process reads many files at once."""
+AHEAD, AHEAD_OF_ALL = 8, 16
+"""Ranges fetched at once ahead of the reader of a file, and of all readers in a process."""
 HEAD_BYTES = 1 << 14
 LONGEST_HEAD = 1 << 17
 _VISIBLE = re.compile(r"[!-~]+")
@@ -256,8 +256,8 @@ def writers() -> Threads:
 class RangesAhead:
     """The bytes of a file from `start` to `end`, in order. Several ranges are fetched at once by `fetch`,
     which gets the place of the first byte and of that after the last. `most` begins at the given number and
-    doubles up to AHEAD, for a reader that may not go on. Twice as many may wait for the reader, so that one
-    that is tried again does not hold up the others."""
+    doubles up to AHEAD, for a reader that may not go on. Half as many more may wait for the reader, so that
+    one that is tried again does not hold up the others."""
 
     def __init__(self, fetch: Callable[[int, int], memoryview], start: int, end: int, most: int) -> None:
         self._fetch, self._coming, self._most = fetch, start, most
@@ -266,10 +266,10 @@ class RangesAhead:
         self._under_way = 0
         self._lock = threading.Lock()
         _reading.add(self)
+        self._begin()
 
     def next(self) -> memoryview:
         """Return the next bytes, a BLOCK or the rest; raises what `fetch` raises."""
-        self._begin()
         content = self._ranges[0].result()
         with self._lock:
             self._ranges.popleft()
@@ -286,12 +286,12 @@ class RangesAhead:
         _reading.discard(self)
 
     def _begin(self, done: Future[memoryview] | None = None) -> None:
-        fair = max(LEAST_AHEAD, IN_FLIGHT // max(len(_reading), 1))
+        fair = max(1, AHEAD_OF_ALL // max(len(_reading), 1))
         with self._lock:
             self._under_way -= done is not None
-            most = min(self._most, fair)
-            begun = []
-            while self._coming < self.end and self._under_way < most and len(self._ranges) < 2 * most:
+            most, begun = min(self._most, fair), []
+            held = most + max(1, most // 2)
+            while self._coming < self.end and self._under_way < most and len(self._ranges) < held:
                 until = min(self._coming + BLOCK, self.end)
                 begun.append(threads().submit(self._fetch, self._coming, until))
                 self._ranges.append(begun[-1])

@@ -107,6 +107,10 @@ _CREDENTIALS = {
 _TIMEOUT = {"botocore.exceptions.ConnectTimeoutError", "botocore.exceptions.ReadTimeoutError"}
 
 
+_plain_hosts: set[str] = set()
+"""Web hosts that have answered a request for the beginning of a file with it."""
+
+
 class RemoteStore:
     """A folder of a bucket or web server. A file name that is an address of the same kind, on any host, is
     used as it is."""
@@ -116,7 +120,6 @@ class RemoteStore:
         self._config_key = config_key
         self._is_web = is_web(location)
         self._known: dict[str, ObjectStat | OSError] = {}
-        self._plain_hosts: set[str] = set()
         self._coming: Iterator[tuple[str, FileRanges]] = iter(())
         self._most = 0
         self._begun: deque[tuple[str, Future[RemoteFile | BinaryIO]]] = deque()
@@ -241,7 +244,12 @@ class RemoteStore:
         """Return a RemoteFile with its first bytes, or the whole file if its server has no range requests."""
         content, path = memoryview(b""), source.path
         if self._is_web:
+            started = self._started(source, size) if size > ahead else None
             begin = self._begin_web(path, ahead, most)
+            if started is not None:
+                if begin.whole is None and begin.size == size:
+                    return started
+                started.close()
             if begin.whole is not None:
                 return begin.whole
             content, size, source.address = memoryview(begin.content), begin.size, begin.address
@@ -279,11 +287,21 @@ class RemoteStore:
             yield from (below + name for name in files)
             waiting += [below + name for name in reversed(folders)]
 
+    def _started(self, source: FileRanges, size: int) -> RemoteFile | None:
+        """Return a file whose ranges are requested while its beginning is, as its host is likely to give
+        them; None where that is not known."""
+        if host_of(source.path) not in _plain_hosts:
+            return None
+        source.address = str(self._fs.encode_url(source.path))
+        started = RemoteFile(source.fetch, source.path, size, memoryview(b""))
+        started.go_ahead(ranges.AHEAD)
+        return started
+
     def _begin_web(self, path: str, count: int, most: int | None) -> web.WebBeginning:
         """Return the beginning of a web server's file; by a plain request from a host that has answered one
         with a range before."""
         host, tried = host_of(path), 0
-        if host in self._plain_hosts:
+        if host in _plain_hosts:
             address = str(self._fs.encode_url(path))
             try:
                 return web.WebBeginning(*ranges.get_range(address, 0, count), address)
@@ -294,9 +312,9 @@ class RemoteStore:
         asked = self._fs, path, count, most
         begin: web.WebBeginning = call(self._fs, web.begin, *asked, where=path, limit_s=math.inf, tried=tried)
         if begin.whole is None and host_of(begin.address) == host:
-            self._plain_hosts.add(host)
+            _plain_hosts.add(host)
         else:
-            self._plain_hosts.discard(host)
+            _plain_hosts.discard(host)
         return begin
 
 
@@ -447,10 +465,14 @@ class RemoteFile(io.RawIOBase):
             if coming is not None:
                 coming.close()
             goes_on = here == self._block_start + len(self._block)
-            until = self._size if self.is_in_order else end
-            most = ranges.AHEAD if goes_on or not self.is_in_order else 1
-            coming = self._coming = ranges.RangesAhead(self._fetch, here, until, most)
+            coming = self.go_ahead(ranges.AHEAD if goes_on or not self.is_in_order else 1, end)
         return coming.next()
+
+    def go_ahead(self, most: int, end: int = 0) -> ranges.RangesAhead:
+        """Request what comes next: to the end of the file for a reader in order, else up to `end`."""
+        until = end if end and not self.is_in_order else self._size
+        self._coming = ranges.RangesAhead(self._fetch, self._position, until, most)
+        return self._coming
 
 
 def filesystem(location: str, config_key: str) -> Any:

@@ -294,10 +294,11 @@ class Files:
             raise unreachable(redact(self.location(name)), error, "cannot be looked at") from None
 
     @contextmanager
-    def opened(self, name: str) -> Iterator[BinaryIO]:
-        """Open a file to be read in order; any OSError becomes Unreachable."""
+    def opened(self, name: str, size: int = -1) -> Iterator[BinaryIO]:
+        """Open a file, of this size where it is known, to be read in order; any OSError becomes
+        Unreachable."""
         try:
-            with self.store.open(self._written[name]) as file:
+            with self.store.open(self._written[name], size=size) as file:
                 yield file
         except OSError as error:
             raise unreachable(redact(self.location(name)), error) from None

@@ -99,7 +99,7 @@ class Shards:
     def items(self, container: Container) -> Iterator[RawSample]:
         torn: RawSample | None = None
         count = 0
-        with self._files.opened(container.name) as file:
+        with self._files.opened(container.name, container.stat.size) as file:
             samples = TarSamples(file, self._roles, container.stat.size)
             for sample, fault in samples:
                 count += 1

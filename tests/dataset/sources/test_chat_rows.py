@@ -358,7 +358,7 @@ def test_a_disk_that_fails_is_no_fault_of_the_file_and_ends_the_build(
     source = source_of(write([row(number, images=[{"bytes": png(number, 120)}]) for number in range(3)]))
     source.columns()
 
-    def open_failing(store: LocalStore, file: str, in_order: bool = True) -> Any:
+    def open_failing(store: LocalStore, file: str, in_order: bool = True, size: int = -1) -> Any:
         content = Path(store.path(file)).read_bytes()
         return Failing(content, int(share * len(content)))
 

@@ -449,7 +449,7 @@ def test_a_tar_is_read_once_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyP
             taken["bytes"] += len(data)
             return len(data)
 
-    def open_counted(store: LocalStore, file: str, *arguments: Any) -> BinaryIO:
+    def open_counted(store: LocalStore, file: str, **named: Any) -> BinaryIO:
         return io.BufferedReader(Counted(plain(store, file)))  # type: ignore[return-value]
 
     monkeypatch.setattr(LocalStore, "open", open_counted)
@@ -478,7 +478,7 @@ def test_a_disk_or_store_that_fails_ends_the_build_and_rejects_nothing(
         def fileno(self) -> int:
             return os.open(os.devnull, os.O_RDONLY)
 
-    def open_failing(store: LocalStore, file: str, in_order: bool = True) -> Any:
+    def open_failing(store: LocalStore, file: str, in_order: bool = True, size: int = -1) -> Any:
         content = Path(store.path(file)).read_bytes()
         return (io.BytesIO if "images" in store.location else Failing)(content)
 
