@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tasks import control, ownership
 from tasks.core.schema import Config
-from tasks.core.units import counted, number
+from tasks.core.units import counted, number, percent
 from tasks.loader.settings import LoaderSettings
 from tasks.runs.folder import RunFolder
 from tasks.stage import StageResult, shown
@@ -57,8 +57,8 @@ def tune(config: Config, run: RunFolder) -> StageResult[Tuned]:
 
 
 def _summary(settings: LoaderSettings) -> str:
-    """Return such as `2 workers: 3,410 samples/s, enough for the 640 that the training takes (0 workers:
-    1,920, which it would wait for)`; the reason if nothing was measured."""
+    """Return such as `2 workers: 3,410 samples/s, enough for the 640 that the training takes, of which it
+    reaches 97 % (0 workers: 1,920, which it would wait for)`; the reason if nothing was measured."""
     rates = {one.workers: one.samples_per_s for one in settings.measurements}
     if settings.workers not in rates:
         return settings.reason
@@ -67,6 +67,8 @@ def _summary(settings: LoaderSettings) -> str:
     if taken is not None:
         is_enough = "enough" if given >= taken else "not enough"
         chosen += f", {is_enough} for the {number(taken, 2)} that the training takes"
+    if settings.reached_share is not None:
+        chosen += f", of which it reaches {percent(settings.reached_share, 0)}"
     others = [f"{counted(workers, 'worker')}: {rate:,.0f}" for workers, rate in rates.items()]
     if 0 in rates and taken is not None:
         others[list(rates).index(0)] += ", which it would wait for"

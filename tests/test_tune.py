@@ -92,17 +92,20 @@ def test_a_run_that_is_cancelled_while_it_is_tuned_never_trains(
 
 
 @pytest.mark.parametrize(
-    ("taken", "says"),
+    ("taken", "reached", "says"),
     [
-        (640, "1 worker: 932 samples/s, enough for the 640 that the training takes "),
-        (2000, "1 worker: 932 samples/s, not enough for the 2,000 that the training takes "),
+        (640, None, "1 worker: 932 samples/s, enough for the 640 that the training takes "),
+        (640, 608, "enough for the 640 that the training takes, of which it reaches 95\u202f% "),
+        (2000, None, "1 worker: 932 samples/s, not enough for the 2,000 that the training takes "),
     ],
 )
 def test_the_line_says_why_a_slower_setting_is_chosen(
-    taken: float, says: str, tmp_path: Path, asked: Callable[..., Tuned]
+    taken: float, reached: float | None, says: str, tmp_path: Path, asked: Callable[..., Tuned]
 ) -> None:
     run = make_run(tmp_path)
     rates = [Measurement(workers=n, samples_per_s=rate, first_batch_s=1) for n, rate in ((0, 1886), (1, 932))]
-    found = LoaderSettings(workers=1, prefetch=2, reason="x", taken_per_s=taken, measurements=tuple(rates))
-    write_settings(run.loader, found)
-    assert asked(run).summary == f"kept: {says}(0 workers: 1,886, which it would wait for)"
+    known = {"taken_per_s": taken, "reached_per_s": reached, "measurements": tuple(rates)}
+    write_settings(run.loader, LoaderSettings(workers=1, prefetch=2, reason="x", **known))
+    summary = asked(run).summary
+    assert summary.startswith("kept: 1 worker: 932 samples/s, ")
+    assert summary.endswith(f"{says}(0 workers: 1,886, which it would wait for)")

@@ -199,7 +199,9 @@ def _bench_lines(found: StagedFindings) -> Iterator[str]:
     yield f"  {'sustained':<12} {found.sustained:>9,.0f} {chosen.unit}/s  slowest second {found.slowest:,.0f}"
     if chosen.taken_per_s is not None:
         taken = f"{number(chosen.taken_per_s, 2):>9} {chosen.unit}/s"
-        yield f"  {'training':<12} {taken} if it never waits for data"
+        yield f"  {'training':<12} {taken} with batches that cost nothing"
+    if chosen.headspace is not None:
+        yield f"  {'headspace':<12} {chosen.headspace}"
     yield from found.limit.lines()
     yield f"{chosen.to_config()}   # {chosen.reason}"
 

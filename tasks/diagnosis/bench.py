@@ -1,8 +1,9 @@
 """Chooses a run's loader settings by measurements, until a setting gives what the training takes.
 
-The batches come from the feed of the training itself, so the figures hold for the run, and its own steps on
-one batch show how many samples it takes. Nothing else uses the cores meanwhile, while a training on the CPU
-does: the figures are what the loader can deliver, not what the run will reach. A measurement of some seconds
+The batches come from the feed of the training itself, so the figures hold for the run. Its own steps on
+cached batches show how many samples it takes, which is the most that any loader could give it. Nothing else
+uses the cores while the loader is measured, so those figures are what it can deliver; the same steps, fed
+with the chosen settings, show at the end what the run will reach beside it. A measurement of some seconds
 cannot find a slow spot further on in the data; in return it costs the same for every dataset.
 
 torch is imported late, because the loader's forkserver is forked before all else, as in the training.
@@ -62,7 +63,7 @@ def tune(
     prefetch = PREFETCH if is_free or config.loader.prefetch == "auto" else config.loader.prefetch
     forkserver.fork(module_of(config.train))
     from tasks.diagnosis.measure import Bench, feed_of
-    from tasks.diagnosis.step_rate import Trial
+    from tasks.diagnosis.step_rate import CACHED, Trial, cached_steps
 
     recipe = load_recipe(config.train)  # comes first, because it finds a mistake in train.model
     if config.loader.workers != "auto" and not is_free:
@@ -75,15 +76,20 @@ def tune(
     bench = Bench(feed, config.train.threads)
     unit: Literal["samples", "rows"] = "samples" if config.train.pack is None else "rows"
     share = config.train.batch_size // config.engine.train.processes
-    size = min(share, bench.samples_within(BATCH_S))  # volumes go in small batches
+    loaded = bench.samples_within(BATCH_S)
+    size = min(share, loaded)  # volumes go in small batches
     part = min(config.train.micro_batch or share, share)
     trial = Trial(recipe, config.train)
     room = trial.room(limits, ranks)
     cost = cost_of(lambda count: trial.peak_bytes(bench.batch(count), room), trial.fixed_bytes, part, room)
     require_room(config, cost, part, room, unit)
-    taken = trial.samples_per_s(bench.batch(min(size, part)))
+    cached = bench.batch(min(loaded, CACHED * share))
+    step = trial.step_size(cached_steps(cached, min(size, part), part)[0][0], share, part)
+    taken = trial.ceiling(cached_steps(cached, step, part))
     space = space_of(config, version, bench, is_free)
     best, measurements = searched(bench, space, size, MARGIN * taken, progress)
+    progress(0, 0, f"the training, fed by {_workers(best.workers)}")
+    reached = bench.reached(trial, best.setting, step, bench.feed.seed)
     return LoaderSettings(
         workers=best.workers,
         prefetch=best.prefetch,
@@ -91,7 +97,8 @@ def tune(
         reason=explain(best, measurements, taken, unit),
         unit=unit,
         measurements=tuple(measurements),
-        taken_per_s=round(taken, 1),
+        taken_per_s=_rounded(max(taken, reached)),  # other work of the machine may have come to an end
+        reached_per_s=_rounded(reached),
     )
 
 
@@ -177,6 +184,11 @@ def explain(
     else:
         rule = f"{training}, so it waits for data: the loader limits it"
     return "; ".join([*rates, rule])
+
+
+def _rounded(rate: float) -> float:
+    """Round to five figures: the rate of volumes may be far below one per second."""
+    return float(f"{rate:.5g}")
 
 
 def _workers(count: int) -> str:

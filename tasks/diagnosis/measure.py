@@ -12,7 +12,7 @@ import time
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,6 +27,9 @@ from tasks.loader.packing.packs import UNMEASURED
 from tasks.loader.settings import Measurement, Setting
 from tasks.loader.workers import Batches
 from tasks.runs.data import shares_of
+
+if TYPE_CHECKING:
+    from tasks.diagnosis.step_rate import Trial
 
 MEASURED_S = 0.7
 """The time per setting, up to a batch of the last worker, as workers finish at about one time."""
@@ -91,14 +94,11 @@ class Bench:
 
     def batches(self, workers: int, batch_size: int, seed: int = 0, **others: Any) -> Batches:
         """Open the feed with these settings; `others` are further fields of it."""
-        feed = replace(self.feed, workers=workers, batch_size=batch_size, seed=seed, **others)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "This DataLoader will create")  # whether that pays is measured
-            return feed.train()
+        return _opened(replace(self.feed, workers=workers, batch_size=batch_size, seed=seed, **others))
 
     def batch(self, size: int) -> Batch:
         """Return a batch of that many samples, in the form that the training gets."""
-        with self.batches(workers=0, batch_size=size) as batches:
+        with self.batches(workers=0, batch_size=size, micro_batch=None) as batches:
             return next(batches)
 
     def samples_within(self, seconds: float) -> int:
@@ -145,12 +145,33 @@ class Bench:
             cores_busy=round(cores_busy, 2),
         )
 
+    def reached(self, trial: Trial, setting: Setting, step_size: int, seed: int) -> float:
+        """Return the samples per second of the trial's steps, of so many samples, fed with the setting."""
+        workers = setting.workers
+        feed = replace(
+            self.feed,
+            loader=self.feed.loader.model_copy(update={"reader": setting.reader}),
+            workers=workers,
+            prefetch=setting.prefetch,
+            batch_size=step_size,
+            seed=seed,
+            pin_memory=trial.pins,
+        )
+        with _opened(feed) as batches:
+            return trial.fed(batches, feed.parts, workers, workers * setting.prefetch)
+
     def alone(self, setting: Setting, batch_size: int, seed: int) -> tuple[Measurement, Alone]:
         """Measure the setting, which has no workers, and how busy this process was."""
         began, wanted = time.perf_counter(), _core_wanted_s()
         measured = self.measure(setting, batch_size, seed)
         busy = (_core_wanted_s() - wanted) / (time.perf_counter() - began)
         return measured, Alone(measured.samples_per_s, min(busy, 1.0))
+
+
+def _opened(feed: Feed) -> Batches:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create")  # whether that pays is measured
+        return feed.train()
 
 
 def _core_wanted_s() -> float:

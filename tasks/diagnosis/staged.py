@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 ONE_SAMPLE_S, ONE_WORKER_S, SEARCH_S, SUSTAINED_S = 180.0, 180.0, 900.0, 180.0
 """The deadlines of the tests, including start and imports."""
 STEADY_S, WINDOW_S, WINDOWS = 1.0, 1.0, 8
+NEAR = 0.9
+"""A training that reaches this share of its ceiling is limited by itself."""
 LENGTHS = "lengths"
 """The folder of the samples' lengths, which the first test leaves for the others where samples are packed."""
 OF_A_SAMPLE = (
@@ -179,16 +181,23 @@ def _bench_of(config: Config, version: Path, states: Path, **others: Any) -> Ben
 
 
 def limit_of(settings: LoaderSettings, steady: Mapping[str, float], sustained: float) -> Finding:
-    """Return the finding about what keeps the training from going faster."""
-    taken = settings.taken_per_s
-    facts = {"loader_per_s": round(sustained, 1), "training_per_s": taken}
-    if taken is None or sustained >= taken:
+    """Return the finding about what keeps the training from going faster: itself where the loader lets it
+    reach NEAR of its ceiling, else the stage that a sample spends the most time in. A loader that alone gives
+    enough may still take the cores that the training computes on."""
+    share = settings.reached_share
+    facts = {
+        "loader_per_s": round(sustained, 1),
+        "training_per_s": settings.taken_per_s,
+        "reached_per_s": settings.reached_per_s,
+        "headspace": None if share is None else round(share, 3),
+    }
+    if share is None or share >= NEAR:
         remedy = "more workers change nothing; a larger batch, bf16 or a faster device may"
         return Finding("compute.bound", "info", remedy, evidence=facts)
     slowest = max(steady, key=lambda stage: steady[stage])
-    share = round(steady[slowest] / sum(steady.values()), 2)
+    of_sample = round(steady[slowest] / sum(steady.values()), 2)
     code, remedy = REMEDIES.get(slowest, ("loader.bound", "make the recipe's transform cheaper"))
-    return Finding(code, "warning", remedy, evidence={**facts, "stage": slowest, "share": share})
+    return Finding(code, "warning", remedy, evidence={**facts, "stage": slowest, "share": of_sample})
 
 
 REMEDIES = {

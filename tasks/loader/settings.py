@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tasks.core.errors import DataError
 from tasks.core.files import write_atomic
+from tasks.core.units import number, percent
 
 Reader = Literal["indexed", "streaming"]
 
@@ -64,12 +65,31 @@ class LoaderSettings(BaseModel):
     unit: Literal["samples", "rows"] = "samples"
     """What the rates count: rows of several samples where `train.pack` makes such rows."""
     taken_per_s: float | None = None
-    """Samples per second that the training takes where it waits for nothing; None where it was not measured.
-    """
+    """Samples per second that a rank of the training takes of cached batches: the ceiling, the most that any
+    loader could give it. None where it was not measured."""
+    reached_per_s: float | None = None
+    """Samples per second that it reaches of batches loaded with these settings, beside it on the same cores.
+    None where it was not measured."""
 
     @property
     def setting(self) -> Setting:
         return Setting(self.workers, self.prefetch, self.reader or "indexed")
+
+    @property
+    def reached_share(self) -> float | None:
+        """The share of the ceiling that the training reaches; None where it was not measured."""
+        return self.reached_per_s / self.taken_per_s if self.reached_per_s and self.taken_per_s else None
+
+    @property
+    def headspace(self) -> str | None:
+        """How much of the ceiling the training reaches, in words; None where it was not measured."""
+        if self.reached_share is None:
+            return None
+        reached, taken = number(self.reached_per_s), number(self.taken_per_s)
+        return (
+            f"the training reaches {reached} of {taken} {self.unit}/s that it would with batches that cost "
+            f"nothing ({percent(self.reached_share, 0)})"
+        )
 
     def to_config(self) -> str:
         """Return it as the config's line."""

@@ -132,6 +132,8 @@ def _loader(settings: LoaderSettings | None) -> list[str]:
     if settings is None:
         return []
     chosen = f"`{{workers: {settings.workers}, prefetch: {settings.prefetch}}}` {settings.reason}"
+    if settings.headspace is not None:
+        chosen += f"; {settings.headspace}"
     rows = [
         (str(one.workers), number(one.samples_per_s, 4), f"{number(one.first_batch_s, 2)} s")
         for one in settings.measurements

@@ -103,7 +103,8 @@ def known_pace(config: Config, train: Train) -> KnownPace | None:
             is_alike = own.train is not None and _steps_of(own.train) == _steps_of(train)
             given = [one.samples_per_s for one in found.measurements if one.workers == found.workers]
             if is_here and is_alike and found.taken_per_s and given:
-                return KnownPace(min(found.taken_per_s, max(given)), found.unit, run.name)
+                pace = found.reached_per_s or min(found.taken_per_s, max(given))
+                return KnownPace(pace, found.unit, run.name)
     return None
 
 

@@ -1,5 +1,7 @@
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,36 @@ from tasks.models.recipes import load_recipe
 from tests.loader import transforms
 from tests.loader.conftest import MakeVersion
 from tests.loader.feeds import One
+
+
+@dataclass
+class Stand:
+    """In the place of a training's steps: they take no memory, and so many samples a second."""
+
+    rate: float
+    steps: list[Any] = field(default_factory=list)
+    """The cached ones, as lists of parts."""
+    fed_with: list[Any] = field(default_factory=list)
+    """The parts that the chosen loader gave."""
+    fixed_bytes = 0.0
+    pins = False
+
+    def room(self, limits: MachineLimits, ranks: int) -> Room:
+        return Room(1e12, "a test")
+
+    def peak_bytes(self, batch: Any, room: Room) -> float:
+        return 0.0
+
+    def step_size(self, batch: Any, share: int, part: int) -> int:
+        return share
+
+    def ceiling(self, steps: Any) -> float:
+        self.steps += steps
+        return self.rate
+
+    def fed(self, batches: Iterator[Any], parts: int, workers: int, ahead: int) -> float:
+        self.fed_with += [next(batches) for _ in range(parts)]
+        return self.rate / 2
 
 
 def config_with(**loader: Any) -> Config:
@@ -62,27 +94,10 @@ def use(monkeypatch: pytest.MonkeyPatch, transform: Any) -> None:
     takes(monkeypatch, 1e9)
 
 
-def takes(monkeypatch: pytest.MonkeyPatch, samples_per_s: float) -> None:
-    monkeypatch.setattr(step_rate, "Trial", lambda recipe, train: Stand(samples_per_s))
-
-
-@dataclass
-class Stand:
-    """In the place of a training's steps: they take no memory, and so many samples a second."""
-
-    rate: float
-    batches: list[Any] = field(default_factory=list)
-    fixed_bytes = 0.0
-
-    def room(self, limits: MachineLimits, ranks: int) -> Room:
-        return Room(1e12, "a test")
-
-    def peak_bytes(self, batch: Any, room: Room) -> float:
-        return 0.0
-
-    def samples_per_s(self, batch: Any) -> float:
-        self.batches.append(batch)
-        return self.rate
+def takes(monkeypatch: pytest.MonkeyPatch, samples_per_s: float) -> Stand:
+    stand = Stand(samples_per_s)
+    monkeypatch.setattr(step_rate, "Trial", lambda recipe, train: stand)
+    return stand
 
 
 def loader_processes() -> set[int]:
@@ -121,7 +136,8 @@ def test_what_waits_gains_from_workers(make_version: MakeVersion, quick: None, r
     assert settings.reason.count(f"{settings.workers} workers:") == 1
     assert {m.reader for m in settings.measurements} == {reader}
     assert seen[0] == "what the training takes" and f"4 workers, 2 ahead, {reader}" in seen
-    assert settings.taken_per_s == 1e9
+    assert (settings.taken_per_s, settings.reached_per_s) == (1e9, 5e8)
+    assert seen[-1] == f"the training, fed by {settings.workers} workers"
     assert all(m.first_batch_s > 0 for m in settings.measurements)
     assert all(m.cores_busy is not None and 0 <= m.cores_busy < 1.5 for m in settings.measurements)
     assert loader_processes() == set()
@@ -238,17 +254,89 @@ def test_it_stops_at_the_workers_that_are_enough(
     )
 
 
-def test_the_pace_of_a_real_training_is_measured(make_version: MakeVersion) -> None:
-    """The digits' model on the test's pictures; a loader that takes 0.1 s a batch has no part in it."""
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_the_ceiling_is_of_whole_steps_and_so_is_what_the_loader_feeds(
+    make_version: MakeVersion, quick: None, monkeypatch: pytest.MonkeyPatch, micro_batch: int | None
+) -> None:
+    """However few samples can be loaded in the time: 50 ms each, and a step of 8 in parts."""
+    stand = takes(monkeypatch, 2.0)
+    config = config_with()
+    assert config.train is not None
+    train = config.train.model_copy(update={"micro_batch": micro_batch})
+    tune(config.model_copy(update={"train": train}), make_version(train=[20, 20]))
+    parts = [8] if micro_batch is None else [3, 3, 2]
+    assert [[len(part["key"]) for part in step] for step in stand.steps] == [parts]
+    assert [len(part["key"]) for part in stand.fed_with] == parts
+
+
+def test_cached_batches_are_divided_into_steps_and_used_again_where_they_are_few() -> None:
+    batch = {"key": [str(n) for n in range(10)], "image": torch.arange(10)}
+    steps = step_rate.cached_steps(batch, size=4, part=3)
+    assert [[part["key"] for part in step] for step in steps] == [
+        [["0", "1", "2"], ["3"]],
+        [["4", "5", "6"], ["7"]],
+    ]
+    assert steps[1][0]["image"].tolist() == [4, 5, 6]
+    [[whole]] = step_rate.cached_steps(batch, size=25, part=25)
+    assert whole["image"].tolist() == [n % 10 for n in range(25)]
+    assert len(step_rate.cached_steps(batch, size=1, part=1)) == step_rate.CACHED
+
+
+@pytest.fixture
+def trial(make_version: MakeVersion) -> tuple[step_rate.Trial, measure.Bench]:
+    """The digits' model on the test's pictures."""
     config = config_with()
     assert config.train is not None
     recipe = load_recipe(config.train)
     feed = Feed.of(config, [Data(make_version(train=[20]))], recipe)
-    batch = measure.Bench(feed, 1).batch(8)
+    return step_rate.Trial(recipe, config.train), measure.Bench(feed, 1)
+
+
+def test_the_ceiling_of_a_real_training_is_measured(
+    trial: tuple[step_rate.Trial, measure.Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loader that takes 0.1 s a batch has no part in it, and no step changes the process's random state."""
+    steps, bench_ = trial
     before = torch.get_rng_state()
-    rate = step_rate.Trial(recipe, config.train).samples_per_s(batch)
-    assert 8 / 30 < rate < 1e5
+    batch = bench_.batch(8)
+    assert steps.step_size(batch, 8, 8) == 8
+    monkeypatch.setattr(step_rate, "MEASURED_S", 0.3)
+    assert 8 / 30 < steps.ceiling(step_rate.cached_steps(batch, 8, 8)) < 1e5
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_step_that_takes_long_is_cut_to_whole_parts(
+    trial: tuple[step_rate.Trial, measure.Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, bench_ = trial
+    monkeypatch.setattr(steps, "_timed", lambda steps: 1.0)
+    batch = bench_.batch(8)  # a sample takes an eighth of a second, so 40 of them take the longest time
+    assert [
+        steps.step_size(batch, share, part) for share, part in ((32, 32), (64, 64), (64, 16), (999, 41))
+    ] == [
+        32,
+        40,
+        32,
+        40,
+    ]
+
+
+def test_a_slow_loader_is_seen_in_what_the_training_reaches(
+    trial: tuple[step_rate.Trial, measure.Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each batch takes 0.2 s to arrive, so no more than 40 samples a second can be trained on."""
+    steps, bench_ = trial
+    monkeypatch.setattr(step_rate, "FED_S", 0.5)
+    batch = bench_.batch(8)
+
+    def slow() -> Iterator[Any]:
+        while True:
+            time.sleep(0.2)
+            yield batch
+
+    assert 0 < steps.fed(slow(), parts=1, workers=1, ahead=2) <= 40
+    free = steps.fed(iter(lambda: batch, None), parts=2, workers=1, ahead=2)
+    assert free > 0
 
 
 def measured(**rates: float) -> list[Measurement]:

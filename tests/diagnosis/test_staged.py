@@ -21,14 +21,16 @@ from tests.training.helpers import make_run
 STEADY = {"open": 0.1, "read": 1.0, "decode": 6.0, "transform": 2.0, "collate": 0.1}
 
 
-def settings(taken: float | None) -> LoaderSettings:
-    return LoaderSettings(workers=2, prefetch=2, reason="a test", taken_per_s=taken)
+def settings(taken: float | None, reached: float = 1900.0) -> LoaderSettings:
+    found = None if taken is None else min(reached, taken)
+    return LoaderSettings(workers=2, prefetch=2, reason="a test", taken_per_s=taken, reached_per_s=found)
 
 
 @pytest.mark.parametrize(
     ("taken", "steady", "code", "stage"),
     [
         (1000.0, STEADY, "compute.bound", None),
+        (2000.0, STEADY, "compute.bound", None),
         (9000.0, STEADY, "decode.slow", "decode"),
         (9000.0, {**STEADY, "read": 60.0}, "disk.slow", "read"),
         (9000.0, {**STEADY, "transform": 60.0}, "loader.bound", "transform"),
@@ -41,6 +43,12 @@ def test_what_limits_is_told_from_the_figures(
     found = limit_of(settings(taken), steady, sustained=2000.0)
     assert (found.code, found.evidence.get("stage")) == (code, stage)
     assert found.evidence["loader_per_s"] == 2000.0 and found.remedy
+    assert found.evidence["headspace"] == round(min(1900.0, taken) / taken, 3)
+
+
+def test_a_loader_that_takes_the_trainings_cores_limits_it_although_it_gives_enough_alone() -> None:
+    found = limit_of(settings(1000.0, reached=600.0), STEADY, sustained=2000.0)
+    assert (found.code, found.evidence["headspace"]) == ("decode.slow", 0.6)
 
 
 @pytest.mark.parametrize("taken", [None, 1000.0, 9000.0])
@@ -60,6 +68,8 @@ def test_the_page_plots_what_was_measured(tmp_path: Path, taken: float | None) -
     assert ("the training takes 9,000 samples/s</text>" in page) == (taken == 9000.0), (
         "the line has its figure"
     )
+    reaches = f"the training reaches {1000 if taken == 1000 else 1900:,} of"
+    assert (reaches in page) == (taken is not None)
     assert "✓" not in page and " UTC. This file" in page
 
 
@@ -109,6 +119,8 @@ def test_the_command_says_what_limits_and_what_to_copy(
         "disk.slow",
     )
     assert printed["workers"] >= 1 and printed["taken_per_s"] > 0 and printed["sustained_per_s"] > 0
+    assert 0 < printed["reached_per_s"] <= printed["taken_per_s"]
+    assert printed["findings"][0]["evidence"]["headspace"] > 0
     assert printed["sample_s"]["hand-over"] > 0
     assert all(one["memory_bytes"] > 100e6 for one in printed["measurements"])
     page = Path(printed["page"]).read_text(encoding="utf-8")

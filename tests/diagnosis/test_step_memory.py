@@ -66,6 +66,7 @@ PROGRAM = """
 from tasks.diagnosis.memory import SPARE, own_bytes
 from tasks.diagnosis.step_memory import Room, cost_of
 from tasks.diagnosis.step_rate import Trial
+from tasks.loader.collate import pack, unpack
 from tasks.models import recipes
 from tests.models.examples import SAMPLES, train_block
 
@@ -74,7 +75,8 @@ recipe = recipes.load_recipe(train)
 transform = recipe.transform(is_train=True)
 samples = [{"key": "a", **transform(SAMPLES["vlm"][1], None)} for _ in range(8)]
 trial = Trial(recipe, train)
-peak_of = lambda count, room=1e15: trial.peak_bytes(recipe.collate(samples[:count]), Room(room, ""))
+batch_of = lambda count: unpack(pack(samples[:count], collate=recipe.collate))[0]
+peak_of = lambda count, room=1e15: trial.peak_bytes(batch_of(count), Room(room, ""))
 few = cost_of(peak_of, trial.fixed_bytes, 8, Room(1e15, ""))
 tight = peak_of(8, (own_bytes("VmRSS") + 5e6) / SPARE)
 print(few.measured, few.peak(8) - few.fixed, peak_of(8) - few.fixed, tight)

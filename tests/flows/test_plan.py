@@ -185,6 +185,9 @@ def test_a_plan_says_how_long_the_training_takes_as_far_as_that_was_measured(
     (line,) = time_lines(config, config.train)
     assert line.replace("\u202f", " ").startswith(f"about {took / 60:.0f} min on this machine without evalu")
     assert line.endswith(f"by the 100 samples/s that were measured for {run.name}")
+    write_settings(run.loader, found.model_copy(update={"reached_per_s": 80}))
+    (line,) = time_lines(config, config.train)
+    assert line.endswith(f"by the 80 samples/s that were measured for {run.name}"), "fed by the loader"
     larger = config.train.model_copy(update={"batch_size": 32})
     assert list(time_lines(config, larger)) == unknown, "another batch has another pace"
 

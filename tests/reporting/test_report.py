@@ -94,6 +94,8 @@ def test_the_page_says_what_came_of_the_run(run: RunFolder) -> None:
     assert "succeeded" in text and "Nothing is missing" in text
     assert "41 read = 40 accepted + 0 filtered + 1 rejected" in text
     assert "image.not_an_image" in text and "images/broken.png" in text
+    ceiling = "The training reaches 1,240 of 1,310 samples/s that it would with batches that cost nothing (95"
+    assert ceiling in text
     assert "1 worker: within 10 % of the fastest" in text and "1 ✓ chosen 3,301" in text
     assert "1 wrong" in text and "✗ wrong: says one, is two" in text and "✓ right: two" in text
     for word in (run.id, "clip: tarmac/digits", "Seed 0", "node7", "torch 2.15.0", version_of(run).name):

@@ -240,8 +240,8 @@ def test_bench_and_preflight_take_rows_as_the_training_packs_them(
     monkeypatch.setattr(step_rate, "Trial", lambda recipe, train: trial)
     settings = bench.tune(config, version)
     assert settings.unit == "rows" and " rows/s" in settings.reason
-    [batch] = trial.batches
-    assert batch["segments"].max() > 0 and len(batch["key"]) == len(batch["tokens"])
+    for batch in (trial.steps[0][0], trial.fed_with[0]):
+        assert batch["segments"].max() > 0 and len(batch["rows"]) == len(batch["tokens"]) == 4
     assert config.train is not None
     feed = measure.feed_of(config, version, recipes.load_recipe(config.train))
     packs = measure.rows_an_epoch(feed)
