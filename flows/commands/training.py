@@ -202,6 +202,7 @@ def _bench_lines(found: StagedFindings) -> Iterator[str]:
         yield f"  {'training':<12} {taken} with batches that cost nothing"
     if chosen.headspace is not None:
         yield f"  {'headspace':<12} {chosen.headspace}"
+    yield from (f"  {'shuffle':<12} {line}" for line in found.shuffle_lines())
     yield from found.limit.lines()
     yield f"{chosen.to_config()}   # {chosen.reason}"
 

@@ -11,6 +11,7 @@ import tempfile
 import time
 import warnings
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +22,14 @@ from tasks.core.schema import Config
 from tasks.diagnosis import memory
 from tasks.diagnosis.observation import procfs
 from tasks.diagnosis.search import Alone
+from tasks.loader.batches import TRAIN, open_split
 from tasks.loader.collate import Batch
-from tasks.loader.feed import Data, Feed, Shapes
-from tasks.loader.packing.packs import UNMEASURED
+from tasks.loader.feed import Data, Feed, Shapes, train_shards
+from tasks.loader.mixing import ShuffleQuality, indexed_draw, quality_of, stream_batches, streamed_draw
+from tasks.loader.order import MIXED, portions
+from tasks.loader.packing.packs import PACKS_A_WINDOW, UNMEASURED, window_size
 from tasks.loader.settings import Measurement, Setting
+from tasks.loader.streaming import plan_stream
 from tasks.loader.workers import Batches
 from tasks.runs.data import shares_of
 
@@ -80,6 +85,35 @@ def rows_an_epoch(feed: Feed) -> int | None:
         full = max(one.tokens[fits].sum() / limits.tokens, one.images[fits].sum() / limits.images)
         rows += full * len(one.tokens) / max(measured, 1)
     return max(int(rows), 1)
+
+
+def qualities_of(feed: Feed) -> list[ShuffleQuality]:
+    """Return how well each dataset of a feed is shuffled, by the sizes of its shards, in which samples in
+    quarantine count as well. The batches are those of all ranks, of which a dataset has its share."""
+    if feed.loader.reader == "streaming":
+        return [_streamed_quality(feed)]
+    found, shares = [], portions([data.weight for data in feed.datasets])
+    for place, (data, share) in enumerate(zip(feed.datasets, shares, strict=True)):
+        order = open_split(data.version, TRAIN, data.quarantined).order(feed.loader.shuffle)
+        sizes, batch, window = train_shards(data.version)[1], feed.batch_size * share / MIXED, 1
+        if feed.packed is not None:
+            window = window_size(feed.packed.lengths, feed.packed.limits)
+            batch *= window / PACKS_A_WINDOW
+        size = min(max(round(batch), 1), sum(sizes))
+        found.append(
+            quality_of(partial(indexed_draw, order, feed.seed + place, size, window=window), sizes, size)
+        )
+    return found
+
+
+def _streamed_quality(feed: Feed) -> ShuffleQuality:
+    files, sizes = train_shards(feed.data.version)
+    transform, seats = feed.shapes.transform(is_train=True), feed.world_size
+    stream = plan_stream(feed, files, transform, feed.shapes.collate, 0, None, sizes, None)
+    [lanes] = stream.lanes
+    size = min(feed.batch_size, sum(sizes)) // seats * seats
+    most = stream_batches(seats, len(sizes))
+    return quality_of(partial(streamed_draw, lanes[0], len(lanes), seats, size), sizes, size, most)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +20,11 @@ from tasks.core.errors import DataError
 from tasks.core.findings import Finding
 from tasks.core.schema import Config
 from tasks.core.screen import Progress, no_progress
-from tasks.core.units import number
+from tasks.core.units import near, number
 from tasks.diagnosis.bench import BATCH_S
 from tasks.diagnosis.examination import write_page
 from tasks.loader import worker_state
+from tasks.loader.mixing import ShuffleQuality
 from tasks.loader.settings import LoaderSettings, Measurement, Reader
 from tasks.loader.worker_state import WorkerStage
 
@@ -53,7 +54,8 @@ class StagedFindings:
     `first` holds the seconds to the first sample by stage, `steady` those of a later sample; `hand-over` is a
     sample's share of the way of its batch from a worker. `sustained` is the number of samples per second over
     WINDOWS seconds with the chosen settings, `slowest` the number in the slowest second. `limit` is the
-    finding about what limits the training.
+    finding about what limits the training. `shuffle` is how well the samples are shuffled by the config's own
+    reader and `order`, for each dataset.
     """
 
     first: Mapping[str, float]
@@ -62,6 +64,8 @@ class StagedFindings:
     sustained: float
     slowest: float
     limit: Finding
+    order: str
+    shuffle: Mapping[str, ShuffleQuality]
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -69,8 +73,14 @@ class StagedFindings:
             "sample_s": dict(self.steady),
             "sustained_per_s": self.sustained,
             "slowest_second_per_s": self.slowest,
+            "shuffle": [{"dataset": name, **one.to_json()} for name, one in self.shuffle.items()],
             **self.settings.model_dump(mode="json"),
         }
+
+    def shuffle_lines(self) -> Iterator[str]:
+        """Yield a line for each dataset: `windows, 0.12 of a perfect shuffle's mixing of shards …`."""
+        for name, one in self.shuffle.items():
+            yield f"{self.order}{f' of {name}' if len(self.shuffle) > 1 else ''}, {one}"
 
 
 def bench(config: Config, version: Path, progress: Progress = no_progress) -> StagedFindings:
@@ -96,21 +106,25 @@ def bench(config: Config, version: Path, progress: Progress = no_progress) -> St
         rates = _tested("sustained", chosen, SUSTAINED_S, states, no_progress, private)
     sustained, slowest = sum(rates) / len(rates), min(rates)
     steady = {**alone["steady"], WorkerStage.HAND_OVER.label: handing}
-    return StagedFindings(
-        alone["first"], steady, settings, sustained, slowest, limit_of(settings, steady, sustained)
-    )
+    limit = limit_of(settings, steady, sustained)
+    loader = config.loader
+    order = f"{loader.shuffle}, streaming" if loader.reader == "streaming" else loader.shuffle
+    qualities = {name: ShuffleQuality(**figures) for name, figures in alone["shuffle"].items()}
+    return StagedFindings(alone["first"], steady, settings, sustained, slowest, limit, order, qualities)
 
 
-def one_sample(config: Config, version: Path, states: Path) -> dict[str, dict[str, float]]:
-    """Return, in a fresh process that loads by itself, the seconds by stage, first and on average."""
+def one_sample(config: Config, version: Path, states: Path) -> dict[str, dict[str, Any]]:
+    """Return, in a fresh process that loads by itself, the seconds by stage, first and on average, and how
+    well each dataset is shuffled."""
     began = time.perf_counter()
-    from tasks.diagnosis.measure import feed_of
+    from tasks.diagnosis.measure import feed_of, qualities_of
     from tasks.loader.batches import TRAIN, open_split
     from tasks.models.recipes import load_recipe
 
     assert config.train is not None
     recipe = load_recipe(config.train)
-    feed = replace(feed_of(config, version, recipe, lengths=states / LENGTHS, states=states), batch_size=1)
+    whole = feed_of(config, version, recipe, lengths=states / LENGTHS, states=states)
+    feed = replace(whole, batch_size=1)
     imported = time.perf_counter()
     for data in feed.datasets:
         open_split(data.version, TRAIN, data.quarantined)
@@ -123,7 +137,11 @@ def one_sample(config: Config, version: Path, states: Path) -> dict[str, dict[st
             samples += len(next(batches)["key"])
         last = worker_state.read_state(path)
     assert first is not None and last is not None
+    shuffled = qualities_of(replace(whole, world_size=config.engine.train.processes))
     return {
+        "shuffle": {
+            near(data.version): asdict(one) for data, one in zip(whole.datasets, shuffled, strict=True)
+        },
         "first": {"import": imported - began, "index": opened - imported, **_seconds(first, 1)},
         "steady": _seconds(last, samples),
     }

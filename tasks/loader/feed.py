@@ -190,11 +190,9 @@ class Feed:
         state = state or self.state()
         version = self.data.version
         if self.loader.reader == "streaming":
-            sizes = json.loads((version / TRAIN / "sizes.json").read_bytes())
-            foreign = foreign_split(version, TRAIN)
-            files = (foreign and foreign.remote) or [version / TRAIN / name for name in sizes]
+            files, sizes = train_shards(version)
             samples = self._open(self.data, TRAIN) if self.data.quarantined else None
-            return self.stream(files, state, list(sizes.values()), samples)
+            return self.stream(files, state, sizes, samples)
         start = self._step(state)
         sources, transform = self._sources(), self.shapes.transform(is_train=True)
         dataset = PositionBatches(sources, transform, self.seed, self.loader.on_bad, self.shapes.collate)
@@ -316,6 +314,14 @@ class Feed:
                 f"{self.batch_size} {self._unit}s; resume with the config that wrote the checkpoint"
             )
         return step
+
+
+def train_shards(version: Path) -> tuple[Sequence[Shard], list[int]]:
+    """Return the shards of a version's training split, and how many samples each holds."""
+    sizes = json.loads((version / TRAIN / "sizes.json").read_bytes())
+    foreign = foreign_split(version, TRAIN)
+    files = (foreign and foreign.remote) or [version / TRAIN / name for name in sizes]
+    return files, list(sizes.values())
 
 
 def split_parts(samples: int, size: int, most: int | None = None) -> list[range]:

@@ -69,10 +69,8 @@ class Lane:
                 skipped -= len(piece)
                 continue
             shards, ends = self._shards(epoch)
-            for block in _blocks(piece, self.largest):
-                if skipped >= len(block):
-                    skipped -= len(block)
-                    continue
+            for block in _blocks(piece, self.largest, skipped):
+                skipped = max(piece.start + skipped - block.start, 0)
                 order = list(range(len(block)))
                 if self.largest is not None:
                     Random(f"{self.seed} {epoch} {block.start}").shuffle(order)
@@ -134,9 +132,14 @@ def given_before(step: int, lane: int, lanes: int) -> int:
     return (step - lane + lanes - 1) // lanes if step > lane else 0
 
 
-def _blocks(piece: range, largest: int | None) -> Iterator[range]:
-    start, size = piece.start, FIRST_BLOCK
+def _blocks(piece: range, largest: int | None, skipped: int) -> Iterator[range]:
+    """Yield the blocks of a piece, from the one with its sample number `skipped` on."""
+    most = len(piece) if largest is None else largest
+    start, size = piece.start, most if largest is None else min(FIRST_BLOCK, most)
+    first = piece.start + skipped
+    while size < most and start + size <= first:
+        start, size = start + size, min(2 * size, most)
+    start += (first - start) // size * size
     while start < piece.stop:
-        most = len(piece) if largest is None else min(size, largest)
-        yield range(start, min(start + most, piece.stop))
-        start, size = start + most, 2 * size
+        yield range(start, min(start + size, piece.stop))
+        start, size = start + size, min(2 * size, most)

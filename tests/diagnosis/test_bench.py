@@ -269,6 +269,18 @@ def test_the_ceiling_is_of_whole_steps_and_so_is_what_the_loader_feeds(
     assert [len(part["key"]) for part in stand.fed_with] == parts
 
 
+def test_all_that_is_loaded_in_the_time_is_cached(
+    make_version: MakeVersion, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the loader gives it in parts of two samples."""
+    use(monkeypatch, transforms.plain)
+    stand, config = takes(monkeypatch, 2.0), config_with()
+    assert config.train is not None
+    train = config.train.model_copy(update={"micro_batch": 2})
+    tune(config.model_copy(update={"train": train}), make_version(train=[20, 20]))
+    assert len({key for step in stand.steps for part in step for key in part["key"]}) > 2
+
+
 def test_cached_batches_are_divided_into_steps_and_used_again_where_they_are_few() -> None:
     batch = {"key": [str(n) for n in range(10)], "image": torch.arange(10)}
     steps = step_rate.cached_steps(batch, size=4, part=3)

@@ -15,10 +15,23 @@ from tasks.core.errors import DataError
 from tasks.dataset.version import versions
 from tasks.diagnosis import staged
 from tasks.diagnosis.staged import StagedFindings, limit_of, one_sample
+from tasks.loader.mixing import ShuffleQuality
 from tasks.loader.settings import LoaderSettings, Measurement
 from tests.training.helpers import make_run
 
 STEADY = {"open": 0.1, "read": 1.0, "decode": 6.0, "transform": 2.0, "collate": 0.1}
+
+MIXED = ShuffleQuality(
+    samples=1000,
+    shards=100,
+    batch=64,
+    shards_per_batch=12.5,
+    perfect_shards_per_batch=50.0,
+    neighbour_distance=0.1,
+    storage_correlation=0.0,
+    met_again=0.011,
+    perfect_met_again=0.063,
+)
 
 
 def settings(taken: float | None, reached: float = 1900.0) -> LoaderSettings:
@@ -60,7 +73,9 @@ def test_the_page_plots_what_was_measured(tmp_path: Path, taken: float | None) -
     chosen = settings(taken).model_copy(update={"measurements": tuple(measured)})
     limit = limit_of(chosen, STEADY, sustained=2000.0)
     staged.save_bench_page(
-        StagedFindings(STEADY, STEADY, chosen, 2000.0, 1900.0, limit), "digits", tmp_path / "runs/page.html"
+        StagedFindings(STEADY, STEADY, chosen, 2000.0, 1900.0, limit, "windows", {"data": MIXED}),
+        "digits",
+        tmp_path / "runs/page.html",
     )
     page = (tmp_path / "runs/page.html").read_text(encoding="utf-8")
     assert page.count("<figure") == 3 and limit.remedy in page
@@ -70,6 +85,9 @@ def test_the_page_plots_what_was_measured(tmp_path: Path, taken: float | None) -
     )
     reaches = f"the training reaches {1000 if taken == 1000 else 1900:,} of"
     assert (reaches in page) == (taken is not None)
+    assert (
+        "Shuffle: windows, 0.25 of a perfect shuffle" in page and "(12.5 in a batch of 64, of 50.0)" in page
+    )
     assert "✓" not in page and " UTC. This file" in page
 
 
@@ -77,6 +95,8 @@ def test_the_time_to_the_first_sample_is_split(digits_dataset: Path, tmp_path: P
     run = make_run(digits_dataset, tmp_path)
     found = one_sample(configs.reload(run.config), versions.resolve(digits_dataset), tmp_path / "states")
     parts = ["open", "read", "decode", "transform", "collate"]
+    [shuffle] = found["shuffle"].values()
+    assert shuffle["batch"] == 32 and 0 < shuffle["shards_per_batch"] <= shuffle["shards"]
     assert list(found["first"]) == ["import", "index", *parts] and list(found["steady"]) == parts
     assert all(seconds > 0 for seconds in found["first"].values())
 
@@ -121,6 +141,7 @@ def test_the_command_says_what_limits_and_what_to_copy(
     assert printed["workers"] >= 1 and printed["taken_per_s"] > 0 and printed["sustained_per_s"] > 0
     assert 0 < printed["reached_per_s"] <= printed["taken_per_s"]
     assert printed["findings"][0]["evidence"]["headspace"] > 0
+    assert 0.8 < printed["shuffle"][0]["shard_mixing"] < 1.2, "all digits fit into one window"
     assert printed["sample_s"]["hand-over"] > 0
     assert all(one["memory_bytes"] > 100e6 for one in printed["measurements"])
     page = Path(printed["page"]).read_text(encoding="utf-8")

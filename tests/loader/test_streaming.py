@@ -232,8 +232,11 @@ def test_lanes_come_to_the_end_of_an_epoch_together_whatever_their_shards() -> N
     assert set(rows) == {(shard, row) for shard, size in enumerate(sizes) for row in range(size)}
 
 
-def test_a_lane_begins_anywhere_in_its_sequence() -> None:
-    lane = Lane(1, 3, [7, 20, 4, 9], seed=2, largest=8)
+@pytest.mark.parametrize(
+    "lane", [Lane(1, 3, [7, 20, 4, 9], seed=2, largest=8), Lane(1, 2, [700, 190, 410], seed=2, largest=200)]
+)
+def test_a_lane_begins_anywhere_in_its_sequence(lane: Lane) -> None:
+    """Also where blocks still grow, and long after."""
 
     def samples(start: int, count: int) -> list[tuple[int, int]]:
         found: list[tuple[int, int]] = []
@@ -244,5 +247,5 @@ def test_a_lane_begins_anywhere_in_its_sequence() -> None:
                 return found[:count]
         raise AssertionError("it has no end")
 
-    whole = samples(0, 200)
-    assert all(samples(start, 5) == whole[start : start + 5] for start in range(0, 190, 7))
+    whole = samples(0, 1500)
+    assert all(samples(start, 5) == whole[start : start + 5] for start in range(0, 1490, 7))

@@ -245,6 +245,8 @@ def test_bench_and_preflight_take_rows_as_the_training_packs_them(
     assert config.train is not None
     feed = measure.feed_of(config, version, recipes.load_recipe(config.train))
     packs = measure.rows_an_epoch(feed)
+    [shuffle] = measure.qualities_of(feed)
+    assert shuffle.batch > feed.batch_size, "a row holds several samples"
     known = feed.packed.lengths[0].tokens < UNMEASURED if feed.packed is not None else np.zeros(0)
     assert 10 <= known.sum() <= 15 and packs is not None and 3 <= packs < 24 * 0.7
     case = OwnCase(config, config.train, version, read_manifest(version), 2, memory.limits(), 1e15, rows=3)
