@@ -108,14 +108,6 @@ def prefect_sqlite(folder: Path) -> None:
     assert "database_config" in MODELS_DEPENDENCIES
 
 
-def shared_storage(folder: Path) -> None:
-    import torch
-
-    assert parameters("torch:UntypedStorage._new_shared")[0] == "size"
-    assert torch.UntypedStorage._new_shared(8).is_shared()  # type: ignore[no-untyped-call]
-    assert "_new_shared(numel" in source("torch.utils.data._utils.collate:collate_tensor_fn")
-
-
 def prefect_pages(folder: Path) -> None:
     assert "prefect.__ui_v2_static_path__" in source("prefect.server.api.server")
 
