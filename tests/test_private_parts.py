@@ -121,7 +121,7 @@ def prefect_names(folder: Path) -> None:
 CANARIES: dict[str, Callable[[Path], None]] = {
     canary.__name__: canary
     for canary in (
-        forkserver, queue, dataloader, shared_storage, open_clip, tokenizer_file, wandb, tensorboard, prefect_sqlite,
+        forkserver, queue, dataloader, open_clip, tokenizer_file, wandb, tensorboard, prefect_sqlite,
         prefect_pages, prefect_names,
     )
 }  # fmt: skip
