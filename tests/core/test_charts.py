@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tasks.core.charts import FRAME, Bars, Chart, Series, layout, layout_bars, tick_text, ticks
-from tasks.core.pages import _environment
+from tasks.core.pages import _environment, render
 
 
 def chart(*series: Series, **changes: Any) -> Chart:
@@ -140,3 +140,12 @@ def test_a_bar_of_a_whole_number_is_marked_by_it_and_lines_outside_are_left_out(
 def test_no_bars_are_no_chart() -> None:
     with pytest.raises(ValueError, match="has no bars"):
         layout_bars(bars([0], []))
+
+
+def test_a_picture_of_its_own_names_many_series_below_and_is_readable_in_the_dark() -> None:
+    many = [Series(f"run {number}", [(0, 1.0), (1, 2.0)], marked=True) for number in range(5)]
+    few, tall = (ElementTree.fromstring(render("core/chart.svg", chart=chart(*many[:n]))) for n in (2, 5))
+    names = [text.text for text in tall.iter("{http://www.w3.org/2000/svg}text")][-5:]
+    assert names == [f"run {number}" for number in range(5)]
+    assert float(tall.get("height", 0)) > float(few.get("height", 0)) == FRAME.height
+    assert "prefers-color-scheme: dark" in ElementTree.tostring(tall, encoding="unicode")
