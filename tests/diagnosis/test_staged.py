@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from flows import cli
+from flows.commands.training import _bench_lines
 from tasks.core import config as configs
 from tasks.core.errors import DataError
 from tasks.dataset.version import versions
@@ -89,6 +90,21 @@ def test_the_page_plots_what_was_measured(tmp_path: Path, taken: float | None) -
         "Shuffle: windows, 0.25 of a perfect shuffle" in page and "(12.5 in a batch of 64, of 50.0)" in page
     )
     assert "✓" not in page and " UTC. This file" in page
+
+
+def test_the_screen_shows_the_headspace_and_the_shuffle() -> None:
+    chosen = settings(2000.0)
+    limit = limit_of(chosen, STEADY, 1500.0)
+    both = {"data/a": MIXED, "data/b": MIXED}
+    found = StagedFindings(STEADY, STEADY, chosen, 1500.0, 1400.0, limit, "windows", both)
+    shown = "\n".join(_bench_lines(found))
+    reaches = "the training reaches 1,900 of 2,000 samples/s that it would with batches that cost nothing (95"
+    assert f"  headspace    {reaches}" in shown
+    assert (
+        "  shuffle      windows of data/a, 0.25 of a perfect shuffle's mixing of shards (12.5 in a batch"
+        in shown
+    )
+    assert "windows of data/b" in shown and "· compute.bound" in shown
 
 
 def test_the_time_to_the_first_sample_is_split(digits_dataset: Path, tmp_path: Path) -> None:
