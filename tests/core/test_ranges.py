@@ -166,13 +166,19 @@ def test_connections_are_kept_and_a_closed_one_is_no_failure() -> None:
 
 
 def test_a_forked_process_has_connections_of_its_own() -> None:
-    with behaving(lambda client: client.sendall(head() + CONTENT)) as address:
+    connections: set[socket.socket] = set()
+
+    def answer(client: socket.socket) -> None:
+        connections.add(client)
+        client.sendall(head() + CONTENT)
+
+    with behaving(answer) as address:
         ranges.get_range(address, 0, len(CONTENT))
         child = os.fork()
         if not child:
-            os._exit(ranges.get_range(address, 0, len(CONTENT)).content != CONTENT or not ranges._connections)
-        assert os.waitpid(child, 0)[1] == 0
-        assert ranges.get_range(address, 0, len(CONTENT)).content == CONTENT
+            os._exit(ranges.get_range(address, 0, len(CONTENT)).content != CONTENT)
+        assert os.waitpid(child, 0)[1] == 0 and len(connections) == 2
+        assert ranges.get_range(address, 0, len(CONTENT)).content == CONTENT and len(connections) == 2
 
 
 @pytest.fixture
