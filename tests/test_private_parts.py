@@ -112,6 +112,13 @@ def prefect_pages(folder: Path) -> None:
     assert "prefect.__ui_v2_static_path__" in source("prefect.server.api.server")
 
 
+def s3fs(folder: Path) -> None:
+    from s3fs import S3FileSystem
+
+    assert parameters("s3fs:S3FileSystem._url")[:3] == ["self", "path", "expires"]
+    assert inspect.iscoroutinefunction(S3FileSystem._url) and S3FileSystem(anon=True).req_kw == {}
+
+
 def prefect_names(folder: Path) -> None:
     served = source("prefect.server.api.server")
     assert "PREFECT__SERVER_EPHEMERAL" in served and "PREFECT__SERVER_FINAL" in served
@@ -121,8 +128,8 @@ def prefect_names(folder: Path) -> None:
 CANARIES: dict[str, Callable[[Path], None]] = {
     canary.__name__: canary
     for canary in (
-        forkserver, queue, dataloader, open_clip, tokenizer_file, wandb, tensorboard, prefect_sqlite,
-        prefect_pages, prefect_names,
+        forkserver, queue, dataloader, open_clip, tokenizer_file, wandb, tensorboard, s3fs,
+        prefect_sqlite, prefect_pages, prefect_names,
     )
 }  # fmt: skip
 
