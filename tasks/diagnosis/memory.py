@@ -108,8 +108,10 @@ def shared_bytes(cost: LoaderCost, size: LoaderSize) -> float:
 
 
 def open_descriptors(cost: LoaderCost, size: LoaderSize) -> int:
-    """Return the open descriptors of one training process; each tensor in shared memory is one."""
-    return SPARE_DESCRIPTORS + (size.workers * size.prefetch + size.in_hand) * cost.tensors
+    """Return the open descriptors of one training process: each tensor in /dev/shm is one, and each worker
+    of Tarmac's loader has two."""
+    of_batches = (size.workers * size.prefetch + size.in_hand) * cost.tensors
+    return SPARE_DESCRIPTORS + (of_batches or 2 * size.workers)
 
 
 def largest(cost: LoaderCost, size: LoaderSize, limits: MachineLimits) -> LoaderSize | None:

@@ -173,8 +173,8 @@ def test_what_does_not_fit_is_refused_with_the_settings_that_do(tmp_path: Path) 
     assert finding.config is not None
     fixed = {key.removeprefix("loader."): value for key, value in finding.config.items()}
     assert "memory.exceeded" not in judge(tmp_path, tight, loader={**loader, **fixed}, train=train)
-    assert "shm.too_small" in judge(tmp_path, replace(ROOM, shared=1e9), loader=loader, train=train)
-    few = judge(tmp_path, replace(ROOM, descriptors=200), loader=loader, train=train)["fds.too_few"]
+    assert "shm.too_small" not in judge(tmp_path, replace(ROOM, shared=1e6), loader=loader, train=train)
+    few = judge(tmp_path, replace(ROOM, descriptors=140), loader=loader, train=train)["fds.too_few"]
     assert few.remedy.startswith("ulimit -n ")
 
 
