@@ -70,7 +70,7 @@ class SentBatch:
     memory: int
     worker: int
     number: int
-    """Of the buffer."""
+    """The number of the buffer."""
     extent: Extent
     start: int
     """Where the buffer begins in its extent."""
@@ -147,7 +147,7 @@ class Rows:
 
     field: Field
     number: int
-    """Of the buffer."""
+    """The number of the buffer."""
     tensor: Tensor
     """[samples, ...]: in the buffer."""
     given: int = 0
@@ -253,7 +253,7 @@ class WorkerMemory:
 
 
 mine: WorkerMemory | None = None
-"""That of this process, if it is a loader's worker."""
+"""The memory of this process, if it is a loader's worker."""
 
 
 def keep(file: SharedFile, memory: int, worker: int) -> None:

@@ -46,14 +46,14 @@ from tests.system.foreign_env import foreign_env
 
 SHARD_SIZES, BATCH, WORKERS, EPOCHS = (128, 512, 2048, 8192), 256, 4, 2
 SAMPLES = LANES[0] * max(SHARD_SIZES)
-"""As many batches for each lane of a stream, so that its epochs end with a batch."""
+"""A multiple of the lanes of a stream, so that each of its epochs ends with a whole batch."""
 SAMPLE_BYTES = 30_000
 """What a sample is taken to have: a JPEG of 256 pixels with its caption."""
 PERFECT = "perfect shuffle"
 OURS = {"windows": "tarmac, windows", "samples": "tarmac, samples", "streaming": "tarmac, streaming"}
 PEERS = {"webdataset": "webdataset", "py1s": "MosaicML py1s", "py1e": "MosaicML py1e"}
 READS_AHEAD = ("tarmac, streaming", "webdataset")
-"""Those that read shards from front to back; the others take samples from anywhere in a shard."""
+"""The orders that read shards from front to back; the others take samples from anywhere in a shard."""
 
 
 def perfect(shards: int, size: int) -> Integers:
@@ -92,7 +92,7 @@ ORDERS: dict[str, Callable[[int, int], Integers]] = {
 
 
 def figures(order: Integers, shards: int, size: int) -> dict[str, float]:
-    """Of the epochs that follow one another in an order; each holds every sample once."""
+    """Return the figures of an order, from its first epochs; each of these holds every sample once."""
     samples, sizes = shards * size, [size] * shards
     epochs = [order[start : start + samples] for start in range(0, len(order), samples)]
     assert all(len(np.unique(epoch)) == samples for epoch in epochs), "each epoch holds each sample once"

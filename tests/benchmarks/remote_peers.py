@@ -8,6 +8,7 @@ ranges into one buffer and looks at nothing, which is what the server gives at m
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import socket
@@ -25,12 +26,15 @@ Ranges = Iterable[tuple[int, int]]
 
 
 def persistent(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    for _ in range(TRIES - 1):
+    """Ask again where the server fails, which obstore does not always do; the last failure is raised."""
+    for tried in itertools.count(1):
         try:
             return function(*arguments, **named)
-        except Exception:  # noqa: BLE001, S110 - the server fails now and then, which obstore does not always mend
-            pass
-    return function(*arguments, **named)
+        except Exception as error:
+            if tried == TRIES:
+                raise
+            print(f"tried again: {type(error).__name__}", file=sys.stderr)
+    raise AssertionError
 
 
 def store_of(url: str) -> Any:

@@ -18,7 +18,7 @@ from tasks.core.config import load_config
 from tasks.core.errors import DataError, TarmacError, UsageError
 from tasks.core.folders import open_store
 from tasks.core.patterns import expand
-from tasks.core.remote import remote_stores
+from tasks.core.remote import clients, remote_stores
 from tasks.core.stores import ABSENT, Store, StoreUnreachable
 from tasks.dataset.building.builder import build
 from tasks.dataset.init import survey
@@ -32,7 +32,7 @@ from tests.hub_datasets import datasets_hub, publish
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInHub]:
-    monkeypatch.setattr(remote_stores, "PAUSE_S", 0.01)
+    monkeypatch.setattr(clients, "PAUSE_S", 0.01)
     with datasets_hub(tmp_path / "home", monkeypatch) as server:
         yield server
 
@@ -147,12 +147,13 @@ def test_a_hub_that_is_gone_is_an_error_soon(
 def test_a_hub_that_says_nothing_is_given_up(
     hub: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_stores, "REQUEST_S", 0.5)
+    monkeypatch.setattr(clients, "REQUEST_S", 0.5)
     monkeypatch.setattr(remote_stores, "LISTING_S", 0.5)
     hub.hushed.set()
+    before = set(threading.enumerate())  # of other tests in this process
     with pytest.raises(StoreUnreachable, match="does not answer in time"):
         open_store("hf://datasets/ann/pets").entries()
-    waiting = [thread.name for thread in threading.enumerate() if thread.name.startswith("asyncio")]
+    waiting = [one.name for one in threading.enumerate() if one not in before and not one.daemon]
     assert not waiting, "the process would end only when the hub answers"
 
 

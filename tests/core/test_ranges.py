@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tasks.core.folders import open_store
-from tasks.core.remote import ranges, remote_stores
+from tasks.core.remote import clients, ranges, remote_files
 from tasks.core.stores import StoreUnreachable
 from tests.loader.shard_server import Server, serving
 
@@ -27,7 +27,7 @@ Behaviour = Callable[[socket.socket], None]
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_stores, "PAUSE_S", 0.01)
+    monkeypatch.setattr(clients, "PAUSE_S", 0.01)
 
 
 @pytest.fixture
@@ -184,7 +184,7 @@ def test_a_forked_process_has_connections_of_its_own() -> None:
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(ranges, "BLOCK", 8192)
-    monkeypatch.setattr(remote_stores, "BUFFER", 8192)
+    monkeypatch.setattr(remote_files, "BUFFER", 8192)
     (tmp_path / "big").write_bytes(CONTENT)
     with serving(tmp_path) as server:
         yield server
@@ -263,7 +263,7 @@ def test_a_server_that_stalls_after_the_beginning_is_named(server: Server, drips
             StoreUnreachable, match=r"127\.0\.0\.1:\d+/big: the store does not answer in time"
         ):
             file.read()
-    assert time.monotonic() - began < 4 * remote_stores.TRIES * ranges.STALL_S
+    assert time.monotonic() - began < 4 * clients.TRIES * ranges.STALL_S
 
 
 def test_a_file_of_known_size_is_begun_at_once_and_read_whole_where_there_are_no_ranges(

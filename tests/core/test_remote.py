@@ -21,7 +21,7 @@ import pytest
 from tasks.core.errors import UsageError
 from tasks.core.folders import open_store
 from tasks.core.patterns import expand
-from tasks.core.remote import ranges, remote_stores
+from tasks.core.remote import clients, ranges, remote_stores
 from tasks.core.stores import ABSENT, AHEAD, StoreUnreachable
 from tests.web import endless_server, failing_server, web_server
 
@@ -128,8 +128,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, seconds in (
         (ranges, "CONNECT_S", 0.2),
         (ranges, "STALL_S", 0.2),
-        (remote_stores, "STAT_S", 1),
-        (remote_stores, "PAUSE_S", 0.01),
+        (clients, "STAT_S", 1),
+        (clients, "PAUSE_S", 0.01),
     ):
         monkeypatch.setattr(module, name, seconds)
 
@@ -225,7 +225,7 @@ def test_a_connection_that_breaks_is_tried_again(status: int, quick: None) -> No
             StoreUnreachable, match=r"x\.tar: the connection broke; check the network and run again"
         ):
             open_store(address).open("x.tar")
-        assert len(sent) == remote_stores.TRIES
+        assert len(sent) == clients.TRIES
 
 
 def test_a_server_without_parts_costs_disk_and_no_memory(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_many_files_of_a_server_that_fails_are_given_up_together(quick: None) ->
         for name in names:
             with pytest.raises(StoreUnreachable):
                 store.stat(name)
-        assert len(asked) <= remote_stores.TRIES * (remote_stores.TOGETHER + remote_stores.HOPELESS)
+        assert len(asked) <= clients.TRIES * (remote_stores.TOGETHER + remote_stores.HOPELESS)
     with failing_server(404) as (address, asked):
         store = open_store(address)
         store.look_ahead(names)
@@ -283,5 +283,5 @@ class CredentialsTimeout(Exception):
 def test_an_error_of_a_client_library_is_known_by_its_class(
     error: Exception, says: str, may_pass: bool
 ) -> None:
-    found, is_tried_again = remote_stores.failure(error, "s3://me:secret@h/x?sig=secret")
+    found, is_tried_again = clients.failure(error, "s3://me:secret@h/x?sig=secret")
     assert re.search(says, str(found)) and is_tried_again == may_pass and "secret" not in str(found)

@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from tasks.core.errors import DataError
-from tasks.core.remote import remote_stores
+from tasks.core.remote import clients
 from tasks.dataset.formats.volumes import stored
 from tasks.dataset.indexing import index_tars
 from tasks.loader.feed import Feed, FeedState, Packing
@@ -105,7 +105,7 @@ def place(
     if getattr(request, "param", "disk") == "disk":
         yield on_disk
         return
-    monkeypatch.setattr(remote_stores, "PAUSE_S", 0.01)
+    monkeypatch.setattr(clients, "PAUSE_S", 0.01)
     monkeypatch.setenv("TARMAC_CACHE", str(tmp_path / "cache"))
     with serving(tmp_path / "version/train") as server:
 

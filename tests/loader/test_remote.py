@@ -16,7 +16,7 @@ import pytest
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import blake3_file
-from tasks.core.remote import ranges, remote_shards, remote_stores
+from tasks.core.remote import clients, ranges, remote_files, remote_shards
 from tasks.core.remote.remote_shards import ShardCache, remote_shard
 from tasks.dataset.indexing import index_tars
 from tasks.loader.feed import Feed
@@ -47,9 +47,9 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def server(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """With short pauses, blocks of few samples, and an empty cache."""
-    monkeypatch.setattr(remote_stores, "PAUSE_S", 0.05)
+    monkeypatch.setattr(clients, "PAUSE_S", 0.05)
     monkeypatch.setattr(ranges, "BLOCK", 8192)
-    monkeypatch.setattr(remote_stores, "BUFFER", 8192)
+    monkeypatch.setattr(remote_files, "BUFFER", 8192)
     monkeypatch.setenv("TARMAC_CACHE", str(tmp_path / "cache"))
     with serving(folder) as server:
         yield server

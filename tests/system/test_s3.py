@@ -18,7 +18,7 @@ import pytest
 from tasks.core.errors import DataError, UsageError
 from tasks.core.folders import open_store
 from tasks.core.patterns import expand
-from tasks.core.remote import ranges, remote_stores
+from tasks.core.remote import clients, ranges
 from tasks.core.schema import Config
 from tasks.core.stores import ABSENT, StoreUnreachable
 from tasks.dataset.building.builder import build
@@ -47,9 +47,9 @@ def wire(server: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wire]:
     for module, name, seconds in (
         (ranges, "CONNECT_S", 1),
         (ranges, "STALL_S", 1),
-        (remote_stores, "REQUEST_S", 5),
-        (remote_stores, "STAT_S", 5),
-        (remote_stores, "PAUSE_S", 0.01),
+        (clients, "REQUEST_S", 5),
+        (clients, "STAT_S", 5),
+        (clients, "PAUSE_S", 0.01),
     ):
         monkeypatch.setattr(module, name, seconds)
     with s3.reached_through(server, monkeypatch) as wire:

@@ -1,37 +1,26 @@
 """Remote stores (`s3://`, `gs://`, `https://`, `hf://`) through fsspec.
 
-A file read in order fetches each byte once, several ranges ahead of its reader. Ranges of web servers and of
-S3 are fetched by `ranges`, at addresses that fsspec's clients sign or were redirected to; what a plain
-request does not get, and all else, these clients ask for. Every request has a time limit and is tried again
-where that may help, so a dead server is an error within minutes and never a hang. Endpoints and credentials
-come from the environment (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, …), never from a config. Messages of
-servers and client libraries may contain a signed address or a key's id, so every error message is written
-here.
+A file read in order fetches each byte once, several ranges ahead of its reader. Every request has a time
+limit and is tried again where that may help, so a dead server is an error within minutes and never a hang.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import importlib.util
 import io
 import math
-import threading
-import time
-import urllib.request
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import islice
 from typing import Any, BinaryIO, cast
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
-from tasks.core.errors import UsageError
-from tasks.core.files import FULL
-from tasks.core.remote import ranges, web
-from tasks.core.remote.hub_store import HubFiles
+from tasks.core.remote import clients, ranges, remote_files, web
+from tasks.core.remote.clients import call, failure, filesystem, persistent
+from tasks.core.remote.remote_files import FileRanges, RemoteFile, sign
 from tasks.core.stores import (
     ABSENT,
     NotRegular,
@@ -41,26 +30,12 @@ from tasks.core.stores import (
     is_remote,
     is_web,
     read_at_most,
-    redact,
 )
 
-BUFFER = 1 << 18
-"""Bytes that small reads are served from."""
 PROBE = 1 << 16
 """Bytes of the request that finds out whether a web server supports range requests."""
-REQUEST_S = 300
-STAT_S = 60
-"""Time limit for a question about a file."""
-SLOWEST = 50_000
-"""Bytes per second below which a client library's request for a range is given up."""
 LISTING_S = 3600
 """Time limit for listing a whole folder; each of its pages may take as long as a request."""
-TRIES = 4
-PAUSE_S = 0.5
-"""The pause before the third try; it doubles before each further one. The second follows at once, as any
-server breaks a connection now and then."""
-SIGNED_S = 3600
-"""How long an address is valid that is signed for the requests of a file, and used for half as long."""
 TOGETHER = 32
 """Concurrent requests for sizes and tags."""
 ANNOUNCED = 48
@@ -68,44 +43,7 @@ ANNOUNCED = 48
 HOPELESS = 8
 """Failures in a row after which a host is not asked for the other files."""
 
-PACKAGES = {
-    "s3": ("s3fs", "tarmac[remote]"),
-    "gs": ("gcsfs", "tarmac[gs]"),
-    "http": ("aiohttp", "tarmac[remote]"),
-    "https": ("aiohttp", "tarmac[remote]"),
-    "hf": ("huggingface_hub", "tarmac[remote]"),
-}
 TAGS = ("ETag", "etag", "md5Hash", "Content-MD5", "LastModified", "Last-Modified", "mtime")
-
-REFUSED = {
-    "ExpiredToken": "the credentials have expired",
-    "InvalidAccessKeyId": "the credentials are not known to the store",
-    "InvalidToken": "the credentials are not known to the store",
-    "SignatureDoesNotMatch": "the secret key does not fit the access key",
-    "RequestTimeTooSkewed": "this machine's clock is wrong",
-}
-TEMPORARY = {
-    *("SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout"),
-    *("429", "500", "502", "503", "504"),
-}
-"""Codes of answers that may change when a request is tried again."""
-CREDENTIALS_FIX = {
-    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or FSSPEC_S3_ANON=true for a public bucket",
-    "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`",
-}
-
-# Classes of client libraries, which are imported only where they are used.
-_INVALID_URL = {"aiohttp.client_exceptions.InvalidURL"}
-_BROKEN_ANSWER = {"aiohttp.http_exceptions.HttpProcessingError"}
-_CREDENTIALS = {
-    "botocore.exceptions.NoCredentialsError",
-    "botocore.exceptions.PartialCredentialsError",
-    "botocore.exceptions.CredentialRetrievalError",
-    "google.auth.exceptions.DefaultCredentialsError",
-    "google.auth.exceptions.RefreshError",
-}
-_TIMEOUT = {"botocore.exceptions.ConnectTimeoutError", "botocore.exceptions.ReadTimeoutError"}
-
 
 _plain_hosts: set[str] = set()
 """Web hosts that have answered a request for the beginning of a file with it."""
@@ -145,7 +83,7 @@ class RemoteStore:
             return ABSENT
 
     def _stat(self, path: str) -> ObjectStat:
-        return _stat(call(self._fs, self._info, path, where=path, limit_s=STAT_S))
+        return _stat(call(self._fs, self._info, path, where=path, limit_s=clients.STAT_S))
 
     def look_ahead(self, files: Sequence[str]) -> None:
         """Request the status of many files at once. Failures are kept for `stat` to raise."""
@@ -163,7 +101,7 @@ class RemoteStore:
                 if failed[host] >= HOPELESS:
                     return failure(TimeoutError(), path)[0]
                 try:
-                    found = _stat(await _persistent(self._info, path, where=path, limit_s=STAT_S))
+                    found = _stat(await persistent(self._info, path, where=path, limit_s=clients.STAT_S))
                 except OSError as error:
                     failed[host] += isinstance(error, StoreUnreachable)
                     return error
@@ -183,7 +121,7 @@ class RemoteStore:
         if not isinstance(opened, RemoteFile):
             return opened
         opened.is_in_order = in_order
-        return cast(BinaryIO, io.BufferedReader(opened, BUFFER) if in_order else opened)
+        return cast(BinaryIO, io.BufferedReader(opened, remote_files.BUFFER) if in_order else opened)
 
     def blocks(self, file: str, size: int = -1) -> Generator[memoryview, None, None]:
         with self.open(file, size=size) as opened:
@@ -327,273 +265,6 @@ def _begin(source: FileRanges, count: int) -> tuple[memoryview, int]:
     except OSError:
         return memoryview(b""), -1  # an empty file has no first byte to ask for
     return ahead, len(ahead) if size < 0 and len(ahead) < count else size
-
-
-class FileRanges:
-    """The ranges of one file. `address` is where plain requests get them: for a file of a web server where
-    its own address was redirected to, for one of S3 a signed address; "" where they do not."""
-
-    def __init__(self, fs: Any, path: str) -> None:
-        self.fs, self.path, self.address = fs, path, ""
-        self.is_signed, self.signed_at = path.startswith("s3://"), float("-inf")
-        self._signing = threading.Lock()
-
-    def fetch(self, start: int, end: int) -> memoryview:
-        """Return the bytes from `start` up to `end`; raises OSError, also where there are fewer."""
-        content = self.range(start, end).content
-        if len(content) != end - start:
-            raise OSError(errno.EIO, "the file has changed while it was read", redact(self.path))
-        return content
-
-    def range(self, start: int, end: int) -> ranges.Range:
-        """Return a range, and the file's size or -1. All tries but the last are plain requests, where these
-        are answered: the client then names the cause of a failure."""
-        tried = 0
-        while tried < TRIES - 1 and (address := self._plain()):
-            time.sleep(_pause_s(tried))
-            try:
-                return ranges.get_range(address, start, end)
-            except ranges.Refused:
-                self.address, self.is_signed, tried = "", False, 0
-            except OSError:
-                tried += 1
-        return self._by_client(start, end, tried)
-
-    def _by_client(self, start: int, end: int, tried: int) -> ranges.Range:
-        fs, path, known = self.fs, self.path, {"start": start, "end": end, "tried": tried}
-        if is_web(path):
-            content, self.address = call(fs, web.part, fs, path, where=path, limit_s=math.inf, **known)
-        else:
-            limit_s = ranges.STALL_S + (end - start) / SLOWEST
-            content = call(fs, fs._cat_file, path, where=path, limit_s=limit_s, **known)
-        return ranges.Range(memoryview(content), -1)
-
-    def _plain(self) -> str:
-        if self.is_signed:
-            with self._signing:
-                if time.monotonic() - self.signed_at > SIGNED_S / 2:
-                    sign([self])
-        return self.address
-
-
-def sign(sources: Sequence[FileRanges]) -> None:
-    """Sign an address for each of these files of S3; none where the environment names a proxy for them."""
-    if not sources:
-        return
-    fs, first = sources[0].fs, sources[0].path
-
-    async def addresses() -> list[str]:
-        return [await fs._url(source.path, expires=SIGNED_S, **fs.req_kw) for source in sources]
-
-    for source, address in zip(sources, call(fs, addresses, where=first, limit_s=STAT_S), strict=True):
-        parts = urlsplit(address)
-        source.is_signed = not _has_proxy(parts.scheme, parts.hostname or "")
-        source.address = address if source.is_signed else ""
-        source.signed_at = time.monotonic()
-
-
-@lru_cache
-def _has_proxy(scheme: str, host: str) -> bool:
-    return scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host)
-
-
-class RemoteFile(io.RawIOBase):
-    """A remote file that is fetched in ranges, except for the bytes of its beginning that were read `ahead`:
-    several at once where a read is large, and ahead of a reader that `is_in_order`."""
-
-    def __init__(
-        self, fetch: Callable[[int, int], memoryview], path: str, size: int, ahead: memoryview
-    ) -> None:
-        self._fetch, self._path, self._size = fetch, path, size
-        self._position = 0
-        self._block, self._block_start = ahead, 0
-        self._coming: ranges.RangesAhead | None = None
-        self.is_in_order = False
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = offset + (0, self._position, self._size)[whence]
-        return self._position
-
-    def close(self) -> None:
-        if self._coming is not None:
-            self._coming.close()
-        super().close()
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        start = self._position
-        end = min(start + len(view), self._size)
-        while self._position < end:
-            at = self._position - start
-            content = self._next(end)
-            view[at : at + len(content)] = content
-        return max(self._position - start, 0)
-
-    def readall(self) -> bytes:
-        """Read in blocks, because the inherited method requests 8 KiB at a time. Memory is allocated for what
-        arrives, whatever size the store has reported."""
-        return b"".join(self.blocks())
-
-    def blocks(self) -> Iterator[memoryview]:
-        """Yield the rest of the file in the pieces in which it is fetched."""
-        self.is_in_order = True
-        while self._position < self._size:
-            yield self._next(self._size)
-
-    def _next(self, end: int) -> memoryview:
-        """Return at least one byte from the position on, none at or after `end`, and move on."""
-        at = self._position - self._block_start
-        if not 0 <= at < len(self._block):
-            self._block, self._block_start = self._fetched(end), self._position
-            at = 0
-        content = self._block[at : at + end - self._position]
-        self._position += len(content)
-        return content
-
-    def _fetched(self, end: int) -> memoryview:
-        coming, here = self._coming, self._position
-        if coming is None or coming.position != here or coming.end == here:
-            if coming is not None:
-                coming.close()
-            goes_on = here == self._block_start + len(self._block)
-            coming = self.go_ahead(ranges.AHEAD if goes_on or not self.is_in_order else 1, end)
-        return coming.next()
-
-    def go_ahead(self, most: int, end: int = 0) -> ranges.RangesAhead:
-        """Request what comes next: to the end of the file for a reader in order, else up to `end`."""
-        until = end if end and not self.is_in_order else self._size
-        self._coming = ranges.RangesAhead(self._fetch, self._position, until, most)
-        return self._coming
-
-
-def filesystem(location: str, config_key: str) -> Any:
-    """Return fsspec's file system without caches; raises UsageError if its package is not installed."""
-    scheme = location.partition("://")[0]
-    package, extra = PACKAGES[scheme]
-    if importlib.util.find_spec(package) is None:
-        raise UsageError(f"{config_key}: {scheme}:// needs the package {package}: pip install '{extra}'")
-    if scheme == "hf":
-        return HubFiles()
-    import fsspec
-
-    options: dict[str, Any] = {"use_listings_cache": False}
-    if scheme == "s3":
-        limits = {
-            "connect_timeout": ranges.CONNECT_S,
-            "read_timeout": ranges.STALL_S,
-            "retries": {"total_max_attempts": 1},
-        }
-        options["config_kwargs"] = {**limits, "signature_version": "s3v4"}  # also of addresses
-    elif scheme != "gs":
-        import aiohttp
-
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=ranges.CONNECT_S, sock_read=ranges.STALL_S)
-        options |= {"client_kwargs": {"timeout": timeout}, "headers": {"Accept-Encoding": "identity"}}
-    made = fsspec.filesystem(scheme, **options)
-    made.retries = 1  # `call` tries again, and knows when that cannot help
-    return made
-
-
-def call(fs: Any, function: Callable[..., Any], *arguments: Any, where: str, **named: Any) -> Any:
-    """Run one of fsspec's coroutines, retry it where that may help, and raise an OSError about `where`."""
-    from fsspec.asyn import sync
-
-    return sync(fs.loop, _persistent, function, *arguments, where=where, **named)
-
-
-async def _persistent(
-    function: Callable[..., Any],
-    *arguments: Any,
-    where: str,
-    limit_s: float = 0,
-    tried: int = 0,
-    **named: Any,
-) -> Any:
-    for attempt in range(tried, TRIES):
-        await asyncio.sleep(_pause_s(attempt))
-        try:
-            return await asyncio.wait_for(function(*arguments, **named), limit_s or REQUEST_S)
-        except Exception as error:  # noqa: BLE001 - clients raise what they like; all of it becomes an OSError
-            failed, may_pass = failure(error, where)
-        if not may_pass:
-            break
-    raise failed
-
-
-def _pause_s(tried: int) -> float:
-    """Return the pause before the next try."""
-    return PAUSE_S * 2 ** (tried - 2) if tried > 1 else 0.0
-
-
-def failure(error: BaseException, location: str) -> tuple[OSError, bool]:
-    """Convert the error to the OSError that a local file would raise; also return whether a retry may
-    help."""
-    where, code = redact(location), _code(error)
-    if isinstance(error, NotRegular | web.WrongAnswer | StoreUnreachable):
-        return error, False
-    if isinstance(error, UnicodeError) or _is_a(error, _INVALID_URL):
-        return NotRegular("no valid address"), False
-    if isinstance(error, OSError) and error.errno in FULL:
-        return OSError(error.errno, f"{error.strerror}, where temporary files are kept", where), False
-    if code in REFUSED:
-        return StoreUnreachable(errno.EACCES, REFUSED[code], where), False
-    if _is_a(error, _CREDENTIALS):
-        fix = CREDENTIALS_FIX[location.partition("://")[0]]
-        return StoreUnreachable(errno.EACCES, f"there are no credentials; {fix}", where), False
-    if code == "NoSuchBucket":
-        return StoreUnreachable(errno.ENOENT, "there is no such bucket", where), False
-    if isinstance(error, FileNotFoundError) or code in ("404", "410"):
-        return FileNotFoundError(errno.ENOENT, "no such file", where), False
-    if isinstance(error, PermissionError) or code in ("401", "403"):
-        return PermissionError(errno.EACCES, "access is denied", where), False
-    if code and code not in TEMPORARY:
-        return OSError(errno.EIO, f"the store answers {code}", where), False
-    reason = f"the store answers {code}" if code else _described(error)
-    return StoreUnreachable(errno.EIO, f"{reason}; check the network and run again", where), True
-
-
-def _described(error: BaseException) -> str:
-    if _is_broken(error):
-        return "the connection broke"
-    if isinstance(error, TimeoutError) or _is_a(error, _TIMEOUT):
-        return "the store does not answer in time"
-    return f"the store cannot be reached, or the connection broke ({type(error).__name__})"
-
-
-def _code(error: BaseException | None) -> str:
-    """Return the store's code of the error, such as `NoSuchBucket` or `503`; "" if it gave none."""
-    while error is not None and not _is_broken(error):
-        response = getattr(error, "response", None)
-        if isinstance(response, dict):
-            return str(response.get("Error", {}).get("Code", ""))
-        status = getattr(error, "status", None) or getattr(error, "code", None)
-        if isinstance(status, int):
-            return str(status)
-        error = error.__cause__
-    return ""
-
-
-def _is_broken(error: BaseException | None) -> bool:
-    """Whether an answer arrived in part. aiohttp's errors then carry a status of its own making."""
-    while error is not None:
-        if _is_a(error, _BROKEN_ANSWER):
-            return True
-        error = error.__cause__
-    return False
-
-
-def _is_a(error: BaseException, names: set[str]) -> bool:
-    """Whether the error is of one of these classes, without an import of their module."""
-    return any(f"{kind.__module__}.{kind.__qualname__}" in names for kind in type(error).__mro__)
 
 
 def _stat(info: Mapping[str, Any]) -> ObjectStat:

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import write_json
-from tasks.core.remote import remote_stores
+from tasks.core.remote import clients, remote_stores
 from tasks.core.screen import Progress, no_progress
 from tasks.core.stores import StoreUnreachable
 from tasks.dataset.version.layout import CURRENT, MANIFEST, MIRRORED, SHARDS, VERSION_NAME
@@ -62,7 +62,7 @@ def check_mirror(mirror: str) -> None:
     """UsageError for an address that cannot be a mirror, or whose package is not installed."""
     if mirror.partition("://")[0] not in ("s3", "gs"):
         raise UsageError(f"dataset.mirror: {mirror} cannot be written; give an address in s3:// or gs://")
-    remote_stores.filesystem(mirror, "dataset.mirror")
+    clients.filesystem(mirror, "dataset.mirror")
 
 
 def require_reachable(mirror: str) -> None:
@@ -112,7 +112,7 @@ def plan_transfers(
 class _Mirror:
     def __init__(self, address: str) -> None:
         self.address = address
-        self._fs = remote_stores.filesystem(address, "dataset.mirror")
+        self._fs = clients.filesystem(address, "dataset.mirror")
 
     def current(self) -> str:
         """The name of the mirror's current version; FileNotFoundError where there is none."""
@@ -214,7 +214,7 @@ class _Mirror:
         is_transfer = function in ("_cp_file", "_put_file")
         first = path if is_transfer else f"{self.address}/{path}"
         where = str(arguments[0]) if is_transfer else first
-        limit_s = remote_stores.REQUEST_S + limit_s
-        return remote_stores.call(
+        limit_s = clients.REQUEST_S + limit_s
+        return clients.call(
             self._fs, getattr(self._fs, function), first, *arguments, where=where, limit_s=limit_s, **named
         )

@@ -12,7 +12,7 @@ import pytest
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.folders import LocalStore, open_store
-from tasks.core.remote import addresses, answers, hosts, remote_stores
+from tasks.core.remote import addresses, answers, clients, hosts
 from tasks.core.schema import Config, Splits
 from tasks.core.stores import ABSENT, StoreUnreachable
 from tasks.dataset.building import freshness
@@ -457,7 +457,7 @@ def test_a_row_that_the_filter_leaves_out_is_not_fetched(tmp_path: Path) -> None
 def test_a_server_in_trouble_is_no_missing_file(
     tmp_path: Path, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_stores, "PAUSE_S", 0.01)
+    monkeypatch.setattr(clients, "PAUSE_S", 0.01)
     monkeypatch.setattr(answers, "BUSY_TRIES", 1)
     with failing_server(status) as (address, _):
         raw.write_table(tmp_path, [(f"{address}/0000.png", "x", "")])
@@ -562,7 +562,7 @@ def told_of_two_pictures(config: Config) -> list[str]:
 def test_an_address_that_is_signed_anew_keeps_its_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_stores, "PAUSE_S", 0.01)
+    monkeypatch.setattr(clients, "PAUSE_S", 0.01)
 
     def key(address: str) -> str:
         path = raw.write_table(tmp_path, [(address, "x", "")])

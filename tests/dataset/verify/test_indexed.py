@@ -10,7 +10,7 @@ import pytest
 
 from tasks.core.errors import TarmacError, UsageError
 from tasks.core.quarantine_file import Quarantined
-from tasks.core.remote import remote_stores
+from tasks.core.remote import clients
 from tasks.dataset.indexing import index_tars
 from tasks.dataset.repair.run import repair
 from tasks.dataset.sample_reader import SampleReader
@@ -41,7 +41,7 @@ class Indexed:
 def indexed(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Indexed]:
-    monkeypatch.setattr(remote_stores, "PAUSE_S", 0.01)
+    monkeypatch.setattr(clients, "PAUSE_S", 0.01)
     monkeypatch.setenv("TARMAC_CACHE", str(tmp_path / "cache"))
     number, tars = 0, tmp_path / "tars"
     for shard, size in enumerate(SHARDS):
