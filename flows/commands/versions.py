@@ -136,9 +136,9 @@ def _diff_lines(found: VersionDifference) -> Iterator[str]:
 
 def _version_row(version: Path, is_current: bool, pinned_by: list[str]) -> dict[str, Any]:
     from tasks.core.files import read_json
-    from tasks.core.records import parse_record
     from tasks.dataset.version.build_info import VersionChanges
     from tasks.dataset.version.manifest import read_manifest
+    from tasks.dataset.version.records import parse_record
 
     row = {"version": version.name, "current": is_current, "pinned_by": pinned_by, "error": None}
     build = version / "build.json"

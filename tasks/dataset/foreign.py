@@ -11,10 +11,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tasks.core.errors import DataError
 from tasks.core.folders import LocalStore, open_store
-from tasks.core.records import first_problem
 from tasks.core.remote.remote_shards import RemoteShard
 from tasks.core.stores import ObjectStat, Store, split_location
 from tasks.dataset.version.layout import FOREIGN, shard_name
+from tasks.dataset.version.records import first_problem
 
 
 class ForeignSplit(BaseModel):

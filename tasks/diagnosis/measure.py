@@ -20,12 +20,12 @@ import torch
 from tasks.core.quarantine_file import NAME, home, read_quarantine
 from tasks.core.schema import Config
 from tasks.diagnosis import memory
+from tasks.diagnosis.mixing import ShuffleQuality, indexed_draw, quality_of, stream_batches, streamed_draw
 from tasks.diagnosis.observation import procfs
 from tasks.diagnosis.search import Alone
 from tasks.loader.batches import TRAIN, open_split
 from tasks.loader.collate import Batch
 from tasks.loader.feed import Data, Feed, Shapes, train_shards
-from tasks.loader.mixing import ShuffleQuality, indexed_draw, quality_of, stream_batches, streamed_draw
 from tasks.loader.order import MIXED, portions
 from tasks.loader.packing.packs import PACKS_A_WINDOW, UNMEASURED, window_size
 from tasks.loader.settings import Measurement, Setting

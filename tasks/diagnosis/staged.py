@@ -23,8 +23,8 @@ from tasks.core.screen import Progress, no_progress
 from tasks.core.units import near, number
 from tasks.diagnosis.bench import BATCH_S
 from tasks.diagnosis.examination import write_page
+from tasks.diagnosis.mixing import ShuffleQuality
 from tasks.loader import worker_state
-from tasks.loader.mixing import ShuffleQuality
 from tasks.loader.settings import LoaderSettings, Measurement, Reader
 from tasks.loader.worker_state import WorkerStage
 

@@ -3,7 +3,7 @@
 The index records where each sample lies, so nothing is scanned and any order costs the same bookkeeping. The
 price beside a stream is one seek per sample, which the order of reading (windows) keeps short, and the
 checksum, 1 µs for 30 KB. Of a sample with a volume, a caller can have only what a crop needs: see
-`tasks.loader.mapped`. Every process opens shards when it first needs them and keeps few open, so 10^5
+`tasks.loader.mapped_samples`. Every process opens shards when it first needs them and keeps few open, so 10^5
 shards do not exhaust its descriptors.
 """
 
@@ -31,7 +31,7 @@ from tasks.dataset.version.index import read_index
 from tasks.dataset.version.layout import FOREIGN, shard_name
 from tasks.loader import worker_state
 from tasks.loader.bad import BadSampleError, Defect, Reason
-from tasks.loader.mapped import SMALLEST, mapped_sample
+from tasks.loader.mapped_samples import SMALLEST, mapped_sample
 from tasks.loader.order import OPEN_SHARDS, Order, Shuffle, order_of
 from tasks.loader.staging import copy_name, staged_shard
 
@@ -146,8 +146,8 @@ class IndexedReader:
     def read(self, number: int, *, crops: bool = False) -> Sample:
         """Read sample `number`; BadSampleError when it cannot be read as it was written.
 
-        With `crops`, a volume may be a view of a map of the shard, as `tasks.loader.mapped` describes, for a
-        caller that passes it to `decode_volume` with a crop. DataError when the storage does not answer, or
+        With `crops`, a volume may be a view of a map of the shard (see `mapped_samples`), for a caller that
+        passes it to `decode_volume` with a crop. DataError when the storage does not answer, or
         the index asks for more than memory holds: neither is a fault of the sample.
         """
         row = self.row(number)

@@ -2,7 +2,7 @@
 
 The orders are those of the real packages (shuffle_peers.py) and of this loader's own plans, over the same samples in
 shards of equal size, of two epochs and one rank. Nothing here depends on time or load, except which worker of
-webdataset is asked first. The figures are those of tasks.loader.mixing; what an order costs follows from it as well:
+webdataset is asked first. The figures are those of tasks.diagnosis.mixing; what an order costs follows from it as well:
 
 - cached: the samples of the shards that are in use, between the first and the last sample taken of them. A loader
   that fetches whole shards needs them on its disk to fetch each once.
@@ -31,8 +31,7 @@ import numpy as np
 
 from tasks.core.charts import Chart, Series
 from tasks.core.pages import render
-from tasks.loader.lanes import LANES, Lane, lane_count
-from tasks.loader.mixing import (
+from tasks.diagnosis.mixing import (
     distinct_shards,
     indexed_draw,
     met_again,
@@ -41,6 +40,7 @@ from tasks.loader.mixing import (
     rank_correlation,
     streamed_draw,
 )
+from tasks.loader.lanes import LANES, Lane, lane_count
 from tasks.loader.order import WINDOW, Integers, order_of
 from tests.system.foreign_env import foreign_env
 

@@ -15,8 +15,8 @@ from tasks.core import config as configs
 from tasks.core.errors import DataError
 from tasks.dataset.version import versions
 from tasks.diagnosis import staged
+from tasks.diagnosis.mixing import ShuffleQuality
 from tasks.diagnosis.staged import StagedFindings, limit_of, one_sample
-from tasks.loader.mixing import ShuffleQuality
 from tasks.loader.settings import LoaderSettings, Measurement
 from tests.training.helpers import make_run
 

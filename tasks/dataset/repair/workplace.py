@@ -23,12 +23,12 @@ from uuid import uuid4
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import FULL, blake3_file, fsync_path, unreadable_as_error
 from tasks.core.lock import Held, Lease
-from tasks.core.records import InvalidRecord, parse_record
 from tasks.core.stores import is_remote, redact
 from tasks.dataset.version import layout, versions
 from tasks.dataset.version.build_info import BuildInfo, FileSeal, read_build_info
 from tasks.dataset.version.layout import BUILD, LEASE, MANIFEST, SHARDS, VERSION_NAME, VERSIONS
 from tasks.dataset.version.manifest import Manifest, content_digest, version_name
+from tasks.dataset.version.records import InvalidRecord, parse_record
 from tasks.dataset.version.tables import ShardRecord, read_shards
 
 

@@ -16,7 +16,6 @@ from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from tasks.core.records import InvalidRecord, parse_record
 from tasks.dataset.verify.findings import Fix
 from tasks.dataset.verify.seals import Misfit, VersionFiles, read_json_bytes
 from tasks.dataset.verify.tars import is_indexed
@@ -34,6 +33,7 @@ from tasks.dataset.version.layout import (
     sizes_name,
 )
 from tasks.dataset.version.manifest import Manifest, content_digest, version_name
+from tasks.dataset.version.records import InvalidRecord, parse_record
 
 if TYPE_CHECKING:
     from tasks.dataset.verify.scan import ShardTask

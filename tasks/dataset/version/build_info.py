@@ -16,8 +16,8 @@ from typing import Any
 
 from tasks.core.errors import DataError
 from tasks.core.files import blake3_file, digest, write_json
-from tasks.core.records import InvalidRecord, parse_record
 from tasks.dataset.version.layout import BUILD
+from tasks.dataset.version.records import InvalidRecord, parse_record
 
 _PART = r"[A-Za-z0-9_-][A-Za-z0-9_.-]*"
 _FILE_NAME = re.compile(rf"{_PART}(/{_PART})?")

@@ -16,9 +16,9 @@ from typing import Literal
 from blake3 import blake3
 
 from tasks.core.errors import DataError
-from tasks.core.records import InvalidRecord, parse_record
 from tasks.core.units import counted
 from tasks.dataset.version.layout import MANIFEST, NAME_DIGITS
+from tasks.dataset.version.records import InvalidRecord, parse_record
 
 MOST_KINDS = 6
 """How many kinds of files a line names."""

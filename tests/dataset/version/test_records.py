@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import TypeAdapter
 
-from tasks.core.records import InvalidRecord, parse_record
+from tasks.dataset.version.records import InvalidRecord, parse_record
 
 
 @dataclass(frozen=True)

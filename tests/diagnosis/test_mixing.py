@@ -14,9 +14,7 @@ import pytest
 
 from tasks.core.units import percent
 from tasks.diagnosis.measure import qualities_of
-from tasks.loader.feed import Data
-from tasks.loader.lanes import Lane
-from tasks.loader.mixing import (
+from tasks.diagnosis.mixing import (
     LEAST,
     MOST,
     Draw,
@@ -32,6 +30,8 @@ from tasks.loader.mixing import (
     stream_batches,
     streamed_draw,
 )
+from tasks.loader.feed import Data
+from tasks.loader.lanes import Lane
 from tasks.loader.order import Order, Samples, Storage, Windows
 from tests.loader import transforms
 from tests.loader.conftest import MakeVersion

@@ -6,7 +6,7 @@ from itertools import pairwise
 import google_crc32c
 import pytest
 
-from tasks.core.crc32c import combined
+from tasks.loader.mapped_samples import combined
 
 
 @pytest.mark.parametrize("cuts", [0, 1, 2, 40])
