@@ -17,14 +17,11 @@ from typing import Any
 from tasks.core.stores import is_remote
 from tasks.core.units import count, counted
 from tasks.dataset.formats.images import GET_HEIC, can_read_heic
+from tasks.dataset.init.column_counts import MOST_DISTINCT, SPLIT_NAMES, ColumnCounts, add_row
 from tasks.dataset.init.columns import (
     KEY_NAMES,
-    MOST_DISTINCT,
-    SPLIT_NAMES,
-    ColumnCounts,
     SurveyedTable,
     SurveyedTables,
-    add_row,
     caption_columns,
     image_column,
     label_column,

@@ -9,13 +9,8 @@ from typing import Any, NamedTuple
 from tasks.core.errors import TarmacError
 from tasks.core.stores import StoreUnreachable
 from tasks.core.units import count, counted, percent
-from tasks.dataset.init.columns import (
-    MOST_TABLES,
-    ColumnCounts,
-    SurveyedTable,
-    SurveyedTables,
-    survey_tables,
-)
+from tasks.dataset.init.column_counts import ColumnCounts
+from tasks.dataset.init.columns import MOST_TABLES, SurveyedTable, SurveyedTables, survey_tables
 from tasks.dataset.init.evidence import (
     ConfigKey,
     Grade,

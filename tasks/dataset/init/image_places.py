@@ -16,7 +16,8 @@ from itertools import islice
 from tasks.core.folders import open_store
 from tasks.core.stores import ABSENT, is_hidden, is_remote, join_location
 from tasks.dataset.init.addresses import try_addresses
-from tasks.dataset.init.columns import ColumnCounts, SurveyedTable
+from tasks.dataset.init.column_counts import ColumnCounts
+from tasks.dataset.init.columns import SurveyedTable
 from tasks.dataset.init.evidence import BUDGET, LOOKED_AT, Grade, shown, spread
 from tasks.dataset.init.inventory import IMAGES, Inventory, config_path
 from tasks.dataset.sources.linked_files import LinkedFiles

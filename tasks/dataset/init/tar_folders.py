@@ -18,7 +18,8 @@ from tasks.core.units import counted, percent
 from tasks.dataset.formats import Unjudged
 from tasks.dataset.formats.images import SUFFIXES as IMAGES
 from tasks.dataset.formats.volumes import stored
-from tasks.dataset.init.columns import ColumnCounts, add_row, caption_columns
+from tasks.dataset.init.column_counts import ColumnCounts, add_row
+from tasks.dataset.init.columns import caption_columns
 from tasks.dataset.init.evidence import (
     ConfigKey,
     Reading,

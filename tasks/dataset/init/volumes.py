@@ -23,14 +23,8 @@ from tasks.core.units import count, counted
 from tasks.dataset.formats import npy
 from tasks.dataset.formats.volumes.hounsfield import implausible
 from tasks.dataset.formats.volumes.stored import require_package
-from tasks.dataset.init.columns import (
-    FEW_ROWS,
-    MOST_TABLES,
-    ColumnCounts,
-    SurveyedTable,
-    SurveyedTables,
-    survey_table,
-)
+from tasks.dataset.init.column_counts import ColumnCounts
+from tasks.dataset.init.columns import FEW_ROWS, MOST_TABLES, SurveyedTable, SurveyedTables, survey_table
 from tasks.dataset.init.evidence import (
     LONGEST,
     ConfigKey,
