@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from tasks.core.files import link_atomic, read_json
 from tasks.core.schema import Config
-from tasks.core.schema.training import BestMetric
+from tasks.core.schema.judging import BestMetric
 from tasks.core.units import number
 from tasks.runs.checkpoints import (
     Checkpoint,

@@ -12,7 +12,7 @@ from itertools import takewhile
 from typing import Literal, NamedTuple
 
 from tasks.core.findings import Finding
-from tasks.core.schema.training import StopRule
+from tasks.core.schema.judging import StopRule
 from tasks.core.units import number
 
 Mode = Literal["max", "min"]

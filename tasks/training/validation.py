@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from tasks.core.schema import Config
-from tasks.core.schema.training import MOST_VALIDATED
+from tasks.core.schema.judging import MOST_VALIDATED
 from tasks.dataset.version.versions import read_manifest
 from tasks.loader.batches import open_split
 from tasks.loader.collate import Batch

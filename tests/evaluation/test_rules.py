@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tasks.core.schema.training import StopRule
+from tasks.core.schema.judging import StopRule
 from tasks.evaluation.rules import MetricValue, finding_of_rule
 
 

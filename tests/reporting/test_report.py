@@ -17,7 +17,7 @@ from tasks.core.files import link_atomic, write_atomic, write_json
 from tasks.core.lock import Lease
 from tasks.core.quarantine_file import Quarantined, to_text
 from tasks.core.schema import Config
-from tasks.core.schema.training import BestMetric
+from tasks.core.schema.judging import BestMetric
 from tasks.dataset.building.builder import build
 from tasks.dataset.version.index import read_index
 from tasks.dataset.version.manifest import read_manifest

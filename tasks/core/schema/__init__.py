@@ -17,6 +17,7 @@ from pydantic import Field, field_validator, model_validator
 from tasks.core.schema.block import Block, Duration, Folder
 from tasks.core.schema.dataset import Dataset, ImageRules, ShardRules, Splits, VolumeRules
 from tasks.core.schema.engine import BuildEngine, Engines, EvaluateEngine, TrainEngine
+from tasks.core.schema.judging import Evaluate, TaskSpec
 from tasks.core.schema.recipes import EXTERNAL, RECIPES
 from tasks.core.schema.reinforce import Reinforce
 from tasks.core.schema.score import Scoring
@@ -34,7 +35,7 @@ from tasks.core.schema.source import (
     TableSource,
     VolumeSource,
 )
-from tasks.core.schema.training import DataShare, Evaluate, Loader, TaskSpec, Track, Train
+from tasks.core.schema.training import DataShare, Loader, Track, Train
 
 # fmt: off
 __all__ = [

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from tasks.core.findings import Finding, finding_of
 from tasks.core.schema import Config
-from tasks.core.schema.training import StopRule
+from tasks.core.schema.judging import StopRule
 from tasks.evaluation.best import direction_of, figure_of
 from tasks.evaluation.expected import expected_of
 from tasks.evaluation.rules import MetricValue, finding_of_rule
