@@ -28,6 +28,7 @@ from tasks.evaluation.expected import wanted_of
 from tasks.reporting import evidence, summary
 from tasks.runs import ledger, metrics, record
 from tasks.runs.folder import RunFolder
+from tasks.runs.jobs import agent_is_alive
 from tasks.runs.ledger import LedgerEntry
 from tasks.runs.phases import PhaseWriter
 from tasks.runs.record import OVER, Attempt
@@ -143,14 +144,14 @@ class Recorder:
         self.states: list[str] = []
 
     def look(self) -> None:
-        """Judge the folder as it is. What a reader cannot read twice alike, as it changes meanwhile, is read
-        again."""
+        """Judge the folder as it is. What a reader cannot read twice alike, as it changes or its agent dies
+        meanwhile, is read again."""
         for _ in range(5):
-            before = _stamps(self._run)
+            before = _moment(self._run)
             try:
                 state = assert_same_story(self._run)
             except (AssertionError, TarmacError):
-                if _stamps(self._run) == before:
+                if _moment(self._run) == before:
                     raise
                 continue
             if not self.states or self.states[-1] != state:
@@ -166,11 +167,11 @@ class Recorder:
         self.look()
 
 
-def _stamps(run: RunFolder) -> dict[str, int]:
+def _moment(run: RunFolder) -> dict[str, int]:
     files = [run.record, run.ledger, run.metrics, run.phase(), run.lease, run.findings, run.dismissed]
     found = {str(path): path.stat().st_mtime_ns for path in files if path.exists()}
     there = [*run.evaluations.glob("*/*.json"), *run.checkpoints.glob("step_*")]
-    return {**found, **{str(path): 0 for path in there}}
+    return {**found, **{str(path): 0 for path in there}, "agent": agent_is_alive(run)}
 
 
 @pytest.fixture(autouse=True)
