@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import ssl
+import sys
 import threading
 import time
 from collections import Counter
@@ -20,6 +23,7 @@ from tasks.core.folders import open_store
 from tasks.core.remote import clients, ranges, remote_files
 from tasks.core.stores import StoreUnreachable
 from tests.loader.shard_server import Server, serving
+from tests.services import tls_proxy
 
 CONTENT = os.urandom(300_000)
 Behaviour = Callable[[socket.socket], None]
@@ -124,6 +128,8 @@ def test_a_slow_server_has_as_long_as_it_makes_progress(monkeypatch: pytest.Monk
         head(Content_Range="bytes 1-300000/300001"),
         head(Content_Range=f"bytes 0-99/{1 << 50}"),
         head(Content_Length=str(1 << 50)),
+        head(Content_Length="9" * 5000),
+        head(Content_Range=f"bytes 0-{'9' * 5000}/300000"),
         head(Content_Length="", Transfer_Encoding="chunked"),
         head(Content_Encoding="gzip"),
         head(X="y" * 200_000),
@@ -156,13 +162,67 @@ def test_connections_are_kept_and_a_closed_one_is_no_failure() -> None:
     served = threading.Semaphore(0)
     with behaving(answer) as address:
         for _ in range(3):
-            assert ranges.get_range(address, 0, len(CONTENT)) == (CONTENT, len(CONTENT))
+            assert ranges.get_range(address, 0, len(CONTENT)) == (CONTENT, len(CONTENT), b"")
         assert len(connections) == 1
         for _ in range(3):
             served.acquire()
         connections[0].shutdown(socket.SHUT_RDWR)
         assert ranges.get_range(address, 0, len(CONTENT)).content == CONTENT
         assert len(connections) == 2
+
+
+def test_a_connection_that_was_idle_for_long_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    connections: set[socket.socket] = set()
+
+    def answer(client: socket.socket) -> None:
+        connections.add(client)
+        client.sendall(head() + CONTENT)
+
+    with behaving(answer) as address:
+        ranges.get_range(address, 0, len(CONTENT))
+        monkeypatch.setattr(ranges, "IDLE_S", 0)
+        ranges.get_range(address, 0, len(CONTENT))
+        assert len(connections) == 2
+
+
+def test_a_host_is_given_up_in_time_however_many_addresses_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranges, "CONNECT_S", 1.0)
+    resolve = socket.getaddrinfo
+    with (
+        behaving(lambda client: client.sendall(head() + CONTENT)) as address,
+        socket.create_server(("127.0.0.1", 0), backlog=0) as full,
+        socket.create_connection(full.getsockname()),  # all that it takes; it drops what others send
+    ):
+        dead = resolve(*full.getsockname(), type=socket.SOCK_STREAM) * 7
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *of, **how: [*dead, *resolve(*of, **how)])
+        began = time.monotonic()
+        assert ranges.get_range(address, 0, len(CONTENT)).content == CONTENT
+        assert 0.5 < time.monotonic() - began < 2
+
+
+def test_plain_requests_are_made_over_tls_to_a_server_with_a_known_certificate(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tls_proxy(server.server_port, tmp_path) as (port, certificate):
+        address = f"https://127.0.0.1:{port}/big"
+        with pytest.raises(ranges.Refused, match="CERTIFICATE_VERIFY_FAILED"):
+            ranges.get_range(address, 0, 1000)
+        monkeypatch.setattr(ranges, "_tls", lambda: ssl.create_default_context(cafile=str(certificate)))
+        for start in (0, 1000):
+            assert ranges.get_range(address, start, start + 1000).content == CONTENT[start : start + 1000]
+
+
+def test_where_the_environment_names_a_proxy_all_requests_go_there(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy is asked for the whole address, which this server takes for a path."""
+    (tmp_path / "http:/nowhere.invalid").mkdir(parents=True)
+    (tmp_path / "big").rename(tmp_path / "http:/nowhere.invalid/big")
+    monkeypatch.setenv("http_proxy", server.address)
+    monkeypatch.setattr(ranges, "_connected", None)
+    with open_store("http://nowhere.invalid").open("big") as file:
+        assert file.read() == CONTENT
+    assert server.asked["big"] > 30
 
 
 def test_a_forked_process_has_connections_of_its_own() -> None:
@@ -174,9 +234,14 @@ def test_a_forked_process_has_connections_of_its_own() -> None:
 
     with behaving(answer) as address:
         ranges.get_range(address, 0, len(CONTENT))
-        child = os.fork()
-        if not child:
-            os._exit(ranges.get_range(address, 0, len(CONTENT)).content != CONTENT)
+        with ranges._lock:  # as where another thread is about to take a connection
+            child = os.fork()
+            if not child:
+                signal.alarm(30)
+                try:
+                    os._exit(ranges.get_range(address, 0, len(CONTENT)).content != CONTENT)
+                finally:
+                    os._exit(2)
         assert os.waitpid(child, 0)[1] == 0 and len(connections) == 2
         assert ranges.get_range(address, 0, len(CONTENT)).content == CONTENT and len(connections) == 2
 
@@ -240,6 +305,37 @@ def test_many_files_share_the_requests_of_a_process(server: Server) -> None:
     assert found == [CONTENT] * 40
 
 
+def test_many_readers_at_once_request_the_bytes_of_all_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranges, "BLOCK", 1)
+    under_way, most, lock = [0], [0], threading.Lock()
+
+    def fetch(start: int, end: int) -> memoryview:
+        with lock:
+            under_way[0] += 1
+            most[0] = max(most[0], under_way[0])
+        found = memoryview(CONTENT)[start:end]
+        with lock:
+            under_way[0] -= 1
+        return found
+
+    def read(_: int) -> bytes:
+        coming = ranges.RangesAhead(fetch, 0, 500, 1)
+        together.wait()
+        pieces = [bytes(coming.next()) for _ in range(500)]
+        coming.close()
+        return b"".join(pieces)
+
+    together = threading.Barrier(24)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(24) as threads:
+            assert list(threads.map(read, range(24))) == [CONTENT[:500]] * 24
+    finally:
+        sys.setswitchinterval(before)
+    assert most[0] <= 24 + ranges.AHEAD_OF_ALL
+
+
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("drips", [True, False])
 def test_a_server_that_stalls_after_the_beginning_is_named(server: Server, drips: bool) -> None:
@@ -286,6 +382,43 @@ def test_a_file_of_known_size_is_begun_at_once_and_read_whole_where_there_are_no
     server.fault = whole
     with store.open("big", size=len(CONTENT)) as file:
         assert file.read() == CONTENT
+
+
+def test_a_file_that_changes_while_it_is_read_is_an_error(server: Server, tmp_path: Path) -> None:
+    with open_store(server.address).open("big") as file:
+        assert file.read(8192) == CONTENT[:8192]
+        until_it_rests(server)
+        (tmp_path / "big").write_bytes(CONTENT + b"more")
+        with pytest.raises(OSError, match="has changed while it was read"):
+            file.read()
+
+
+def test_a_file_whose_size_the_server_does_not_tell_is_an_error(server: Server) -> None:
+    def unknown(handler: Any, content: bytes) -> bool:
+        handler.send_response(206)
+        handler.send_header("Content-Range", f"{handler.headers['Range'].replace('=', ' ')}/*")
+        handler.send_header("Content-Length", str(len(content)))
+        handler.end_headers()
+        handler.wfile.write(content)
+        return True
+
+    server.fault, server.has_head = unknown, False
+    with pytest.raises(OSError, match="does not tell the file's size"):
+        open_store(server.address).read("big", 1 << 20)
+
+
+def test_an_address_with_a_user_is_asked_plainly_once(server: Server) -> None:
+    def locked(handler: Any, content: bytes) -> bool:
+        if handler.headers["Authorization"]:
+            return False
+        server.asked["denied"] += 1
+        handler.send_error(401)
+        return True
+
+    server.fault = locked
+    with open_store(server.address.replace("//", "//me:secret@")).open("big") as file:
+        assert file.read() == CONTENT
+    assert server.asked["denied"] <= ranges.AHEAD
 
 
 def test_a_file_that_is_longer_than_it_was_is_read_as_it_is(server: Server) -> None:

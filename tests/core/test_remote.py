@@ -248,7 +248,8 @@ def test_a_server_that_is_not_there_is_an_error(quick: None) -> None:
         open_store(address).stat("x")
 
 
-def test_many_files_of_a_server_that_fails_are_given_up_together(quick: None) -> None:
+def test_many_files_of_a_server_that_fails_are_given_up_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "PAUSE_S", 0.01)
     names = [f"{number}.png" for number in range(200)]
     with failing_server(503) as (address, asked):
         store = open_store(address)

@@ -17,13 +17,15 @@ Answer = Callable[[Any, bytes], bool]
 
 
 class Server(ThreadingHTTPServer):
-    """A web server with ranges over a folder. `fault` may answer a request in its place: True where it has."""
+    """A web server with ranges over a folder. `fault` may answer a request in its place: True where it has.
+    Without `has_head` it answers only GET."""
 
     daemon_threads = True
 
     def __init__(self, folder: Path) -> None:
         self.asked: Counter[str] = Counter()
         self.fault: Answer | None = None
+        self.has_head = True
         self.is_over = threading.Event()
         super().__init__(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
 
@@ -34,6 +36,9 @@ class Server(ThreadingHTTPServer):
 
 class Handler(SimpleHTTPRequestHandler):
     server: Server
+
+    def do_HEAD(self) -> None:
+        super().do_HEAD() if self.server.has_head else self.send_error(405)
 
     def do_GET(self) -> None:
         path = Path(self.translate_path(self.path))

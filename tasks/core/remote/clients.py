@@ -86,7 +86,8 @@ def filesystem(location: str, config_key: str) -> Any:
         import aiohttp
 
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=ranges.CONNECT_S, sock_read=ranges.STALL_S)
-        options |= {"client_kwargs": {"timeout": timeout}, "headers": {"Accept-Encoding": "identity"}}
+        known = {"timeout": timeout, "trust_env": True}  # also for the proxies that it names
+        options |= {"client_kwargs": known, "headers": {"Accept-Encoding": "identity"}}
     made = fsspec.filesystem(scheme, **options)
     made.retries = 1  # `call` tries again, and knows when that cannot help
     return made

@@ -5,8 +5,10 @@ into the range's own memory takes half the processor time of aiohttp and a third
 request for a range is made here. Any other answer than the range is `Refused`: the caller then asks through
 the library, which follows redirects, knows proxies and names the cause of a failure.
 
-A thread cannot be interrupted while it waits, so every wait has a limit. A request ends CONNECT_S after it
-began without a connection, and STALL_S after the last LEAST bytes, however the server divides what it sends.
+A thread cannot be interrupted while it waits, so every wait has a limit, except for the look-up of a host's
+name. A request ends CONNECT_S after it began without a connection, or when fewer than LEAST bytes arrive
+within STALL_S, however the server divides what it sends. `http.client` limits only each receive, so that a
+byte now and then would keep a request alive.
 """
 
 from __future__ import annotations
@@ -18,14 +20,16 @@ import socket
 import ssl
 import threading
 import time
+import urllib.request
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import cache
-from queue import SimpleQueue
-from typing import Any, NamedTuple, TypeVar
+from functools import cache, lru_cache
+from typing import NamedTuple
 from urllib.parse import urlsplit
+
+from tasks.core.threads import Threads
 
 CONNECT_S = 10
 STALL_S = 30
@@ -35,13 +39,16 @@ BLOCK = 4 << 20
 """Bytes per request of a file that is read in order."""
 IN_FLIGHT = 32
 """Requests at once in a process, over all its files."""
+IDLE_S = 15
+"""How long a connection is kept that is not used, as some routers forget those without a word."""
 AHEAD, AHEAD_OF_ALL = 8, 16
-"""Ranges fetched at once ahead of the reader of a file, and of all readers in a process."""
+"""Ranges fetched at once ahead of the reader of a file, and of all readers in a process together, but one at
+least."""
 HEAD_BYTES = 1 << 14
 LONGEST_HEAD = 1 << 17
 _VISIBLE = re.compile(r"[!-~]+")
-_RANGE = re.compile(rb"bytes (\d+)-(\d+)/(\d+)")
-Result = TypeVar("Result")
+_NUMBER = rb"(\d{1,18})"
+_RANGE = re.compile(rb"bytes " + _NUMBER + rb"-" + _NUMBER + rb"/" + _NUMBER)
 
 
 class Refused(Exception):
@@ -49,10 +56,11 @@ class Refused(Exception):
 
 
 class Range(NamedTuple):
-    """Some bytes of a file, and the whole file's size."""
+    """Some bytes of a file, and the whole file's size and ETag, as far as these are known."""
 
     content: memoryview
-    size: int
+    size: int = -1
+    tag: bytes = b""
 
 
 class _Endpoint(NamedTuple):
@@ -68,6 +76,8 @@ def get_range(url: str, start: int, end: int) -> Range:
     target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
     if parts.hostname is None or parts.username or not _VISIBLE.fullmatch(target + parts.netloc):
         raise Refused("no plain address")
+    if _has_proxy(parts.scheme, parts.hostname):
+        raise Refused("the environment names a proxy")
     endpoint = _Endpoint(parts.scheme, parts.hostname, parts.port or (443 if parts.scheme == "https" else 80))
     lines = [f"GET {target} HTTP/1.1", f"Host: {parts.netloc}", f"Range: bytes={start}-{end - 1}"]
     request = "\r\n".join([*lines, "User-Agent: tarmac", "Accept-Encoding: identity", "", ""]).encode()
@@ -81,6 +91,11 @@ def get_range(url: str, start: int, end: int) -> Range:
         except _Idle:
             if is_new:
                 raise ConnectionResetError(errno.ECONNRESET, "the connection broke") from None
+
+
+@lru_cache
+def _has_proxy(scheme: str, host: str) -> bool:
+    return scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host)
 
 
 class _Idle(Exception):
@@ -99,14 +114,14 @@ class _Answer:
         is_kept = False
         try:
             head, rest = self._head()
-            length, size = _described(head, start, end)
+            length, size, tag = _described(head, start, end)
             content = memoryview(bytearray(length))
             received = min(len(rest), length)
             content[:received] = rest[:received]
             while received < length:
                 received += self._receive(content[received:])
             is_kept = len(rest) <= length and head.startswith(b"HTTP/1.1") and not _closes(head)
-            return Range(content, size)
+            return Range(content, size, tag)
         finally:
             if is_kept:
                 _keep(self._endpoint, self._connection)
@@ -145,9 +160,9 @@ class _Answer:
         return count
 
 
-def _described(head: bytes, start: int, end: int) -> tuple[int, int]:
-    """Return the length of the range and the file's size; Refused for any other answer, OSError for one that
-    may pass."""
+def _described(head: bytes, start: int, end: int) -> tuple[int, int, bytes]:
+    """Return the length of the range, and the file's size and ETag; Refused for any other answer, OSError for
+    one that may pass."""
     status = head.partition(b"\r\n")[0].split(b" ")[1:2]
     if status and (status[0].startswith(b"5") or status[0] == b"429"):
         raise OSError(errno.EIO, "the server is busy or fails")
@@ -155,13 +170,13 @@ def _described(head: bytes, start: int, end: int) -> tuple[int, int]:
     found = _RANGE.fullmatch(headers.get(b"content-range", b""))
     length = headers.get(b"content-length", b"")
     encoded = headers.keys() & {b"transfer-encoding", b"content-encoding"}
-    if status != [b"206"] or found is None or not length.isdigit() or encoded:
+    if status != [b"206"] or found is None or not re.fullmatch(_NUMBER, length) or encoded:
         raise Refused(f"status {status}")
     first, last, size = map(int, found.groups())
     is_asked = first == start and int(length) == last + 1 - first == min(end, size) - start
     if not is_asked:
         raise Refused("another range")
-    return int(length), size
+    return int(length), size, headers.get(b"etag", b"")
 
 
 def _headers(head: bytes) -> dict[bytes, bytes]:
@@ -175,34 +190,63 @@ def _closes(head: bytes) -> bool:
 
 # The connections that are kept.
 
-_connections: defaultdict[_Endpoint, list[socket.socket]] = defaultdict(list)
+_connections: defaultdict[_Endpoint, list[tuple[float, socket.socket]]] = defaultdict(list)
+"""Of each endpoint, with the time of their last use."""
 _lock = threading.Lock()
 
 
 def _kept(endpoint: _Endpoint) -> socket.socket | None:
     with _lock:
-        return _connections[endpoint].pop() if _connections[endpoint] else None
+        while _connections[endpoint]:
+            used, connection = _connections[endpoint].pop()
+            if time.monotonic() - used < IDLE_S:
+                return connection
+            connection.close()
+    return None
 
 
 def _keep(endpoint: _Endpoint, connection: socket.socket) -> None:
     with _lock:
         if len(_connections[endpoint]) < IN_FLIGHT:
-            _connections[endpoint].append(connection)
+            _connections[endpoint].append((time.monotonic(), connection))
             return
     connection.close()
 
 
 def _connected(endpoint: _Endpoint) -> socket.socket:
-    connection = socket.create_connection((endpoint.host, endpoint.port), CONNECT_S)
+    until = time.monotonic() + CONNECT_S
+    connection = _reached(endpoint, until)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if endpoint.scheme != "https":
         return connection
+    connection.settimeout(_left_s(until))
     try:
         return _tls().wrap_socket(connection, server_hostname=endpoint.host)
     except ssl.SSLError as error:
         raise Refused(str(error)) from None  # a library may have been given other certificates
     finally:
-        connection.close() if connection.fileno() >= 0 else None
+        connection.close()  # without effect once its descriptor is the wrapped socket's
+
+
+def _reached(endpoint: _Endpoint, until: float) -> socket.socket:
+    """Return a connection to the first of the host's addresses that accepts one; each has an even share of
+    the time left."""
+    found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+    problem = OSError(errno.EADDRNOTAVAIL, "the host has no address")
+    for left, (family, kind, protocol, _, place) in zip(range(len(found), 0, -1), found, strict=True):
+        connection = socket.socket(family, kind, protocol)
+        try:
+            connection.settimeout(_left_s(until) / left)
+            connection.connect(place)
+            return connection
+        except OSError as error:
+            connection.close()
+            problem = error
+    raise problem
+
+
+def _left_s(until: float) -> float:
+    return max(until - time.monotonic(), 0.1)
 
 
 @cache
@@ -210,35 +254,7 @@ def _tls() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-# The threads.
-
-
-class Threads:
-    """A number of threads that nobody waits for when the process ends."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._waiting: SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = SimpleQueue()
-        self._started = 0
-
-    def submit(self, function: Callable[..., Result], *arguments: Any) -> Future[Result]:
-        future: Future[Result] = Future()
-        self._waiting.put((future, function, arguments))
-        if self._started < self._most:
-            self._started += 1
-            threading.Thread(target=self._work, name="ranges", daemon=True).start()
-        return future
-
-    def _work(self) -> None:
-        while True:
-            future, function, arguments = self._waiting.get()
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(function(*arguments))
-            except BaseException as error:  # noqa: BLE001 - whoever waits for the result raises it
-                future.set_exception(error)
-            del future, arguments
+# The threads, and the order of ranges.
 
 
 @cache
@@ -254,16 +270,15 @@ def writers() -> Threads:
 
 
 class RangesAhead:
-    """The bytes of a file from `start` to `end`, in order. Several ranges are fetched at once by `fetch`,
-    which gets the place of the first byte and of that after the last. `most` begins at the given number and
-    doubles up to AHEAD, for a reader that may not go on. Half as many more may wait for the reader, so that
-    one that is tried again does not hold up the others."""
+    """The bytes of a file from `start` to `end`, in order. `fetch(start, end)` returns these bytes. At first
+    `most` ranges are requested at once, and twice as many after each block that is read, up to AHEAD. Up to
+    half as many finished ranges may also wait for the reader, so that one that is tried again does not hold
+    up the others."""
 
     def __init__(self, fetch: Callable[[int, int], memoryview], start: int, end: int, most: int) -> None:
         self._fetch, self._coming, self._most = fetch, start, most
         self.position, self.end = start, end
         self._ranges: deque[Future[memoryview]] = deque()
-        self._under_way = 0
         self._lock = threading.Lock()
         _reading.add(self)
         self._begin()
@@ -285,18 +300,18 @@ class RangesAhead:
             waiting.cancel()
         _reading.discard(self)
 
-    def _begin(self, done: Future[memoryview] | None = None) -> None:
+    def _begin(self, _: object = None) -> None:
         fair = max(1, AHEAD_OF_ALL // max(len(_reading), 1))
+        begun: list[Future[memoryview]] = []
         with self._lock:
-            self._under_way -= done is not None
-            most, begun = min(self._most, fair), []
+            most = min(self._most, fair)
             held = most + max(1, most // 2)
-            while self._coming < self.end and self._under_way < most and len(self._ranges) < held:
+            under_way = sum(not one.done() for one in self._ranges)
+            while self._coming < self.end and under_way + len(begun) < most and len(self._ranges) < held:
                 until = min(self._coming + BLOCK, self.end)
                 begun.append(threads().submit(self._fetch, self._coming, until))
                 self._ranges.append(begun[-1])
                 self._coming = until
-                self._under_way += 1
         for one in begun:
             one.add_done_callback(self._begin)
 
@@ -306,7 +321,10 @@ _reading: weakref.WeakSet[RangesAhead] = weakref.WeakSet()
 
 
 def _forget() -> None:
-    """A forked process has none of the threads, and must not use the connections of its parent."""
+    """A forked process has none of the threads, one of which may have held the lock, and must not use the
+    connections of its parent."""
+    global _lock
+    _lock = threading.Lock()
     _connections.clear()
     _reading.clear()
     threads.cache_clear()

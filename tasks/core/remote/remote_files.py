@@ -11,11 +11,8 @@ import io
 import math
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from typing import Any
-from urllib.parse import urlsplit
 
 from tasks.core.remote import clients, ranges, web
 from tasks.core.remote.clients import call, pause_s
@@ -30,43 +27,65 @@ BUFFER = 1 << 18
 
 
 class FileRanges:
-    """The ranges of one file. `address` is where plain requests get them: for a file of a web server where
-    its own address was redirected to, for one of S3 a signed address; "" where they do not."""
+    """The ranges of one file.
+
+    `address` is where plain requests get them: for a file of a web server where its own address was
+    redirected to, for one of S3 a signed address; "" where only the client library can fetch the file. Plain
+    answers about different states of the file are an error. These are told apart by the size, and on S3 by
+    the ETag, of which the machines behind a web server may have different ones.
+    """
 
     def __init__(self, fs: Any, path: str) -> None:
         self.fs, self.path, self.address = fs, path, ""
         self.is_signed, self.signed_at = path.startswith("s3://"), float("-inf")
+        self._has_tags = self.is_signed
         self._signing = threading.Lock()
+        self._state: tuple[int, bytes] | None = None
+        self._refused = ""
 
     def fetch(self, start: int, end: int) -> memoryview:
         """Return the bytes from `start` up to `end`; raises OSError, also where there are fewer."""
         content = self.range(start, end).content
         if len(content) != end - start:
-            raise OSError(errno.EIO, "the file has changed while it was read", redact(self.path))
+            raise self._changed()
         return content
 
     def range(self, start: int, end: int) -> ranges.Range:
-        """Return a range, and the file's size or -1. All tries but the last are plain requests, where these
-        are answered: the client then names the cause of a failure."""
+        """Return a range. The last try goes through the client library, which can name the cause of a
+        failure."""
         tried = 0
         while tried < clients.TRIES - 1 and (address := self._plain()):
             time.sleep(pause_s(tried))
             try:
-                return ranges.get_range(address, start, end)
+                found = ranges.get_range(address, start, end)
             except ranges.Refused:
-                self.address, self.is_signed, tried = "", False, 0
+                self._refused, self.address, self.is_signed, tried = address, "", False, 0
             except OSError:
                 tried += 1
+            else:
+                self.compare(found.size, found.tag)
+                return found
         return self._by_client(start, end, tried)
+
+    def compare(self, size: int, tag: bytes = b"") -> None:
+        """Raise OSError if this is not the size and ETag that the answers before had."""
+        state = size, tag if self._has_tags else b""
+        if self._state not in (None, state):
+            raise self._changed()
+        self._state = state
+
+    def _changed(self) -> OSError:
+        return OSError(errno.EIO, "the file has changed while it was read", redact(self.path))
 
     def _by_client(self, start: int, end: int, tried: int) -> ranges.Range:
         fs, path, known = self.fs, self.path, {"start": start, "end": end, "tried": tried}
         if is_web(path):
-            content, self.address = call(fs, web.part, fs, path, where=path, limit_s=math.inf, **known)
+            content, found = call(fs, web.part, fs, path, where=path, limit_s=math.inf, **known)
+            self.address = found if found != self._refused else ""
         else:
             limit_s = ranges.STALL_S + (end - start) / SLOWEST
             content = call(fs, fs._cat_file, path, where=path, limit_s=limit_s, **known)
-        return ranges.Range(memoryview(content), -1)
+        return ranges.Range(memoryview(content))
 
     def _plain(self) -> str:
         if self.is_signed:
@@ -77,7 +96,7 @@ class FileRanges:
 
 
 def sign(sources: Sequence[FileRanges]) -> None:
-    """Sign an address for each of these files of S3; none where the environment names a proxy for them."""
+    """Sign an address for each of these files of S3."""
     if not sources:
         return
     fs, first = sources[0].fs, sources[0].path
@@ -87,15 +106,7 @@ def sign(sources: Sequence[FileRanges]) -> None:
 
     signed = call(fs, addresses, where=first, limit_s=clients.STAT_S)
     for source, address in zip(sources, signed, strict=True):
-        parts = urlsplit(address)
-        source.is_signed = not _has_proxy(parts.scheme, parts.hostname or "")
-        source.address = address if source.is_signed else ""
-        source.signed_at = time.monotonic()
-
-
-@lru_cache
-def _has_proxy(scheme: str, host: str) -> bool:
-    return scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host)
+        source.address, source.signed_at = address, time.monotonic()
 
 
 class RemoteFile(io.RawIOBase):

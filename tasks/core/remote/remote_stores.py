@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import io
 import math
 from collections import Counter, deque
@@ -30,6 +31,7 @@ from tasks.core.stores import (
     is_remote,
     is_web,
     read_at_most,
+    redact,
 )
 
 PROBE = 1 << 16
@@ -184,6 +186,8 @@ class RemoteStore:
         if self._is_web:
             started = self._started(source, size) if size > ahead else None
             begin = self._begin_web(path, ahead, most)
+            if begin.whole is None and begin.size >= 0:
+                source.compare(begin.size)
             if started is not None:
                 if begin.whole is None and begin.size == size:
                     return started
@@ -193,8 +197,8 @@ class RemoteStore:
             content, size, source.address = memoryview(begin.content), begin.size, begin.address
         elif ahead:
             content, size = _begin(source, ahead)
-        if size < 0:
-            size = self._stat(path).size
+        if size < 0 and (size := self._stat(path).size) < 0:
+            raise web.WrongAnswer(errno.EIO, "the server does not tell the file's size", redact(path))
         return RemoteFile(source.fetch, path, size, content)
 
     def entries(self, folder: str = "") -> tuple[list[str], list[str]]:
@@ -242,7 +246,8 @@ class RemoteStore:
         if host in _plain_hosts:
             address = str(self._fs.encode_url(path))
             try:
-                return web.WebBeginning(*ranges.get_range(address, 0, count), address)
+                found = ranges.get_range(address, 0, count)
+                return web.WebBeginning(found.content, found.size, address)
             except ranges.Refused:
                 pass
             except OSError:
@@ -257,9 +262,10 @@ class RemoteStore:
 
 
 def _begin(source: FileRanges, count: int) -> tuple[memoryview, int]:
-    """Return the first bytes, and the size where they tell it: most files cost one request."""
+    """Return the first bytes, and the file's size, or -1 if the answer does not report it: most files cost
+    one request."""
     try:
-        ahead, size = source.range(0, count)
+        ahead, size, _ = source.range(0, count)
     except (FileNotFoundError, PermissionError, StoreUnreachable):
         raise
     except OSError:
