@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -135,31 +134,20 @@ def _diff_lines(found: VersionDifference) -> Iterator[str]:
 
 
 def _version_row(version: Path, is_current: bool, pinned_by: list[str]) -> dict[str, Any]:
-    from tasks.core.files import read_json
-    from tasks.dataset.version.build_info import VersionChanges
+    from tasks.dataset.version.build_info import read_build_info
     from tasks.dataset.version.manifest import read_manifest
-    from tasks.dataset.version.records import parse_record
 
     row = {"version": version.name, "current": is_current, "pinned_by": pinned_by, "error": None}
-    build = version / "build.json"
     try:
-        manifest = read_manifest(version)
-        recorded = read_json(build)
-        built, changes = float(recorded["built"]), recorded.get("changes")
-        if changes is not None:
-            changes = asdict(parse_record(VersionChanges, json.dumps(changes).encode()))
+        manifest, info = read_manifest(version), read_build_info(version)
     except DataError as error:
-        return row | {"error": str(error)}
-    except OSError as error:
-        return row | {"error": f"{build} cannot be read: {error.strerror}"}
-    except (ValueError, KeyError, TypeError):
-        return row | {"error": f"{build} is damaged: tarmac repair {version} mends it"}
+        return row | {"error": f"{error}; tarmac verify {version} says what to do"}
     return row | {
-        "built": built,
+        "built": info.built,
         "samples": manifest.accepted,
         "shards": manifest.shards,
         "bytes": sum(split.bytes for split in manifest.splits.values()),
-        "changes": changes,
+        "changes": info.changes and asdict(info.changes),
     }
 
 

@@ -123,8 +123,8 @@ def dataset(digits_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ("file", "content", "says"),
     [
         ("manifest.json", "{", "manifest.json"),
-        ("build.json", "{", "build.json is damaged: tarmac repair d/versions/"),
-        ("build.json", '{"built": "yesterday"}', "build.json is damaged: tarmac repair d/versions/"),
+        ("build.json", "{", "build.json is torn or newer"),
+        ("build.json", '{"built": NaN}', "build.json is torn or newer"),
     ],
 )
 def test_a_damaged_version_is_listed_as_such(
@@ -133,6 +133,7 @@ def test_a_damaged_version_is_listed_as_such(
     (dataset / "current" / file).write_text(content)
     (line,) = output_of(capsys, "versions", "d").splitlines()
     assert line.startswith(f"✗ {versions.current(dataset).name}  ") and says in line
+    assert line.endswith(f"; tarmac verify {versions.current(dataset)} says what to do")
 
 
 @needs_rights
