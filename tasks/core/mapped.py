@@ -1,8 +1,8 @@
 """Views of a part of a file whose pages are read when they are touched, and never copied.
 
 Touching a page that cannot be read, because its disk fails or the file was cut meanwhile, ends the process
-with SIGBUS. `readable` reads pages beforehand and raises OSError instead, as reading them would.
-Before Linux 5.14 the kernel cannot do that, and nothing is read beforehand.
+with SIGBUS. `readable` reads pages beforehand and raises OSError instead, as reading them would. Where the
+kernel cannot do that, as before Linux 5.14, nothing is mapped.
 """
 
 from __future__ import annotations
@@ -20,10 +20,15 @@ POPULATE_READ = 22
 """MADV_POPULATE_READ of linux/mman.h."""
 View = TypeVar("View", bound=NDArray[Any])
 _libc = ctypes.CDLL(None, use_errno=True)
+CAN_READ_AHEAD = _libc.madvise(None, ctypes.c_size_t(0), POPULATE_READ) == 0
+"""Whether the kernel knows the advice: then it accepts it for no pages."""
 
 
 def map_range(descriptor: int, offset: int, length: int) -> NDArray[np.uint8]:
-    """Return the bytes of a file from `offset` on, read-only; ValueError where the file ends before them."""
+    """Return the bytes of a file from `offset` on, read-only. ValueError where the file ends before them,
+    OSError where the kernel cannot make them `readable`."""
+    if not CAN_READ_AHEAD:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     before = offset % mmap.ALLOCATIONGRANULARITY
     pages = mmap.mmap(descriptor, before + length, access=mmap.ACCESS_READ, offset=offset - before)
     return np.frombuffer(pages, np.uint8)[before:]

@@ -2,44 +2,34 @@
 
 The header gives the size, so the box is known before anything is decoded. torch resizes bytes in a sixth of
 Pillow's time, to pixels that differ by 1 of 255 in one of a thousand. A JPEG at least three times as large as
-wanted is decoded at a reduced size: the edges of the box move by a third of a resulting pixel at most, and
-pixels differ by 5 of 255 in one of a thousand. That is good for training; evaluation takes Pillow's own
-pixels (`decoders.image_of`).
+wanted is decoded at a reduced size: the edges of the box move by a third of a resulting pixel at most (by one
+in a picture that its EXIF turns), and pixels differ by 5 of 255 in one of a thousand. That is good for
+training; evaluation takes Pillow's own pixels (`decoders.image_of`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 from torchvision.transforms import InterpolationMode
 
-from tasks.dataset.formats.pixels import REDUCTIONS, EncodedImage
+from tasks.dataset.formats.pixels import REDUCTIONS, Box, EncodedImage
 from tasks.loader.decoders import decode_pixels
 
 SPARE = 1.5
-"""How many times larger than wanted a picture stays that is decoded at a reduced size: at 1 it would have
-lost details, as its decoder does not weigh pixels as well as the resizing does."""
-
-
-class Box(NamedTuple):
-    """A part of a picture, in its pixels."""
-
-    top: int
-    left: int
-    height: int
-    width: int
+"""A reduced picture stays at least this many times as large as wanted. At 1 it would lose details, because
+libjpeg's reduction filters less well than the resizing that follows."""
 
 
 def cut(image: EncodedImage, box: Box, size: Sequence[int], mode: InterpolationMode) -> Tensor:
     """Return the box resized to `size` (height, width), bicubic or bilinear: [height, width, 3] uint8."""
     factor = reduction(box, size)
     pixels = decode_pixels(image, factor)
-    if factor > 1:
-        box = _scaled(box, pixels.shape[1] / image.size[0], pixels.shape[0] / image.size[1])
+    if pixels.shape[:2] != image.size[::-1]:
+        box = _reduced(box, factor)
     top, left, height, width = box
     part = torch.from_numpy(pixels)[top : top + height, left : left + width]
     return resized(part, size, mode)
@@ -60,7 +50,8 @@ def reduction(box: Box, size: Sequence[int]) -> int:
     return next((factor for factor in REDUCTIONS if factor * SPARE <= sides), 1)
 
 
-def _scaled(box: Box, across: float, down: float) -> Box:
-    top, left = round(box.top * down), round(box.left * across)
-    bottom, right = round((box.top + box.height) * down), round((box.left + box.width) * across)
+def _reduced(box: Box, factor: int) -> Box:
+    """Return the box in a picture that is `factor` times smaller, whose last row and column are completed."""
+    top, left = round(box.top / factor), round(box.left / factor)
+    bottom, right = round((box.top + box.height) / factor), round((box.left + box.width) / factor)
     return Box(top, left, bottom - top, right - left)

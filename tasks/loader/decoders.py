@@ -79,8 +79,8 @@ def decode_pixels(image: EncodedImage, factor: int = 1) -> Pixels:
     """Return the pixels of what `decode_image` returns, [height, width, 3] uint8; a JPEG's `factor` (1, 2, 4
     or 8) times smaller."""
     with _faults_of_pictures():
-        found, decoder = pixels.pixels_of(image, factor)
-    if decoder != image.takers[0]:
+        found, is_refused = pixels.pixels_of(image, factor)
+    if is_refused:
         worker_state.mine.refusing()
     return found
 
@@ -110,12 +110,12 @@ def decode_volume(
     `out`, if it is given, of the same shape and in C order, or else in an array that may be read-only.
 
     For a crop only the chunks that it touches are read. They are compared with the checksums in the sample's
-    `json`, where it holds them, so that members in a memory map of the shard can be trusted without reading
-    them whole; a caller that reads a whole sample has compared its checksum already. Chunks that a crop takes
-    whole are decompressed by up to `threads` threads.
+    `json`, where it holds them, and so are all chunks of a volume that lies in a memory map of its shard,
+    which nobody has read yet. Chunks that a crop takes whole are decompressed by up to `threads` threads.
     """
     volume = volume_of(members)
-    facts = decode_json(members["json"]) if crop is not None and "json" in members else {}
+    is_proven = crop is None and all(isinstance(one, bytes) for one in members.values())
+    facts = decode_json(members["json"]) if "json" in members and not is_proven else {}
     expected = facts.get("chunk_crc32c") if isinstance(facts, dict) else None
     try:
         return stored.read_crop(volume, crop, expected, out, threads)

@@ -26,9 +26,10 @@ from tasks.dataset.tar.format import BLOCK, Sample, padding, parse_header
 
 POLYNOMIAL = 0x82F63B78
 Tables = NDArray[np.uint32]
-"""[4, 256]: what a multiplication makes of each value of each byte of a checksum."""
+"""[4, 256]: the product for each value of each of a checksum's four bytes; that of a checksum is the XOR of
+its four."""
 SMALLEST = 1 << 20
-"""Bytes of a sample from which on a map takes less time than reading."""
+"""Samples of at least so many bytes are mapped; smaller ones are read faster than mapped."""
 Span = NDArray[np.uint8]
 
 

@@ -9,7 +9,8 @@ from PIL import Image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as F
 
-from tasks.loader.crops import Box, cut, reduction
+from tasks.dataset.formats.pixels import Box
+from tasks.loader.crops import cut, reduction
 from tasks.loader.decoders import open_image
 
 SIDE = 224
@@ -57,6 +58,22 @@ def test_a_crop_is_pillows_but_for_a_few_levels(
         differences.append(np.abs(mine - cut_by_pillow(data, on_grid(box, factor), mode)))
     assert np.median(differences) == 0
     assert np.quantile(differences, 0.999) <= levels
+
+
+@pytest.mark.parametrize(("sides", "factor"), [((771, 1021), 2), ((1539, 1001), 2), ((2689, 2689), 8)])
+def test_sides_that_no_reduction_divides_move_no_edge_further(sides: tuple[int, int], factor: int) -> None:
+    """An edge near the end of a picture, across each side: it moves by a third of a pixel at most."""
+    width, height = sides
+    pixels = np.zeros((height, width, 3), np.uint8)
+    pixels[height - 89 :], pixels[:, width - 89 :] = 255, 255
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", quality=95)
+    box = Box(0, 0, height, width)
+    assert reduction(box, (SIDE, SIDE)) == factor
+    bilinear = InterpolationMode.BILINEAR
+    mine = cut(open_image(file.getvalue()), box, (SIDE, SIDE), bilinear).numpy()[..., 0] / 255
+    exact = cut_by_pillow(file.getvalue(), box, bilinear)[..., 0] / 255
+    assert abs((mine[0] - exact[0]).sum()) <= 1 / 3 and abs((mine[:, 0] - exact[:, 0]).sum()) <= 1 / 3
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP"])

@@ -11,6 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from tasks.core import mapped
 from tasks.core.errors import DataError
 from tasks.dataset.formats.volumes import stored
 from tasks.loader import indexed
@@ -149,9 +150,20 @@ def test_a_changed_chunk_is_noticed_where_it_is_used(make_version: MakeVersion, 
         batch_of(reader, range(1))
     assert mapped.value.defect == whole.value.defect
     assert mapped.value.defect.reason == "member.checksum"
+    with pytest.raises(DataError, match="differs from its checksum"):
+        decode_volume(reader.read(0, crops=True).members)
     start, _ = stored.open_volume(stored.member_of(members) or "", content).spans[-1]
     reader = torn(make_version(train=[1], change={0: members}), content, start + 99)
     np.testing.assert_array_equal(batch_of(reader, range(1))["volume"][0], VOXELS[CROP])
+
+
+def test_nothing_is_mapped_that_cannot_be_read_beforehand(
+    make_version: MakeVersion, encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mapped, "CAN_READ_AHEAD", False)
+    reader = IndexedReader(make_version(train=[1], change={0: sample(encoding)}), "train")
+    members = reader.read(0, crops=True).members
+    assert all(isinstance(content, bytes) for content in members.values())
 
 
 def test_without_checksums_only_chunks_are_compared(make_version: MakeVersion, encoding: str) -> None:

@@ -66,6 +66,22 @@ def test_an_augmentation_is_replayed_to_the_pixel(number: int) -> None:
         assert name == "Identity" or not np.array_equal(np.array(plain), np.array(seen))
 
 
+@pytest.mark.parametrize(
+    "augmentation",
+    [[[0, 0, 0, 9]], [[5, 0, -3, 9]], [[0, 0, 41, 50]], [[0, 0, 9, 9], [[99, 1.0]]], [[0, 0, 9, 9], [[0]]]],
+)
+def test_an_augmentation_that_no_build_lets_through_is_named(augmentation: list[Any]) -> None:
+    with pytest.raises(DataError, match=r"paug\.json: augmentation 0"):
+        reinforcement.replay(colourful(), augmentation, SIZE, "bicubic")
+
+
+def test_an_array_without_rows_is_named() -> None:
+    file = io.BytesIO()
+    np.savez(file, image_emb=np.float32(1), text_emb=np.zeros((6, 9)))
+    with pytest.raises(DataError, match=r"image_emb has the shape \(\)"):
+        reinforcement.choose(numbered(npz=file.getvalue()), 0)
+
+
 def numbered(**others: bytes) -> dict[str, bytes]:
     """A sample whose rows of embeddings say which they are: hundreds for the array, ones for the row."""
     lists = {"syn_text": ["a", "b"], "syn_text_long": ["c", "d", "e"], "syn_text_apart": ["f", "g"]}
@@ -137,11 +153,14 @@ def test_a_picture_is_not_turned_as_its_crops_count_pixels_as_they_lie() -> None
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"paug.json": b'{"param_aug": [[[30, 0, 20, 20]]]}'}, r"lies outside 40 x 40 pixels"),
+        ({"paug.json": b'{"param_aug": [[[30, 0, 20, 20]]]}'}, r"lies outside of 40 x 40 pixels"),
         ({"paug.json": b"{}"}, "param_aug is no list"),
         ({"npz": b"torn"}, "the reinforcement cannot be read"),
         ({"npz": None}, r"no member npz\|pth\.gz; it has"),
-        ({"npz": taught(0, augmentations=1)["npz"]}, r"image_emb has 1 rows, but row \d is needed"),
+        (
+            {"npz": taught(0, augmentations=1)["npz"]},
+            r"image_emb has the shape \(1, 9\), but its row \d is needed",
+        ),
         ({"png": b"torn"}, "picture cannot be decoded"),
     ],
 )

@@ -392,11 +392,6 @@ def upright(image: Image.Image) -> Image.Image:
     return image
 
 
-def upright_size(image: Image.Image) -> tuple[int, int]:
-    """Return width and height of the upright image from the header alone."""
-    return (image.height, image.width) if _exif_orientation(image) in LYING else image.size
-
-
 def _exif_orientation(image: Image.Image) -> object:
     """Return the tag's value of whatever type; None if there is none or the EXIF is torn."""
     try:

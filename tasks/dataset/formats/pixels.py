@@ -7,11 +7,10 @@ warning, where Pillow may still take it, so what it refuses goes on to Pillow, w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +22,18 @@ from tasks.dataset.formats.images import ImageHeader
 Pixels = NDArray[np.uint8]
 """[height, width, 3]."""
 REDUCTIONS = (8, 4, 2)
-"""How many times smaller libjpeg decodes a JPEG without a detour over all its pixels."""
+"""The factors by which libjpeg can decode a JPEG smaller, directly from its blocks."""
 
 simplejpeg: Any = import_module("simplejpeg") if find_spec("simplejpeg") else None
+
+
+class Box(NamedTuple):
+    """A part of a picture, in its pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
 
 
 @dataclass(frozen=True)
@@ -43,13 +51,10 @@ class EncodedImage:
         return (height, width) if self.orientation in images.LYING else (width, height)
 
     @property
-    def takers(self) -> tuple[str, ...]:
-        """The names of the DECODERS that are tried, in turn."""
+    def suits_simplejpeg(self) -> bool:
         found = self.header.frame
-        is_simple = found is not None and found.mode in ("L", "RGB") and found.samples_evenly
-        if simplejpeg is not None and is_simple and self.orientation == images.UPRIGHT:
-            return tuple(DECODERS)
-        return ("pillow",)
+        is_plain = found is not None and found.mode in ("L", "RGB") and found.samples_evenly
+        return simplejpeg is not None and is_plain and self.orientation == images.UPRIGHT
 
 
 def read_header(data: bytes, rules: ImageRules, *, turns: bool = True) -> EncodedImage:
@@ -58,20 +63,18 @@ def read_header(data: bytes, rules: ImageRules, *, turns: bool = True) -> Encode
     return EncodedImage(data, header, images.orientation_of(data, header) if turns else images.UPRIGHT)
 
 
-def pixels_of(image: EncodedImage, factor: int = 1) -> tuple[Pixels, str]:
-    """Return the upright picture in RGB as a viewer would show it, and which of the DECODERS decoded it.
+def pixels_of(image: EncodedImage, factor: int = 1) -> tuple[Pixels, bool]:
+    """Return the upright picture in RGB as a viewer would show it, and whether simplejpeg refused it.
 
     A JPEG is decoded `factor` (1, 2, 4 or 8) times smaller, its sides rounded up; other formats whole. Reject
     if the image is not sound; ValueError for grey of more than 16 bits.
     """
-    for name in image.takers:
-        pixels = DECODERS[name](image, factor)
-        if pixels is not None:
-            return pixels, name
-    raise AssertionError("Pillow returns pixels, or raises")
+    found = by_simplejpeg(image, factor) if image.suits_simplejpeg else None
+    return (found, False) if found is not None else (by_pillow(image, factor), image.suits_simplejpeg)
 
 
-def _by_simplejpeg(image: EncodedImage, factor: int) -> Pixels | None:
+def by_simplejpeg(image: EncodedImage, factor: int) -> Pixels | None:
+    """Return what Pillow would, to the bit; None if the image is refused."""
     width, height = (-(-side // factor) for side in image.size)
     try:
         pixels = simplejpeg.decode_jpeg(
@@ -84,14 +87,7 @@ def _by_simplejpeg(image: EncodedImage, factor: int) -> Pixels | None:
     return pixels if pixels.shape[:2] == (height, width) else None
 
 
-def _by_pillow(image: EncodedImage, factor: int) -> Pixels:
+def by_pillow(image: EncodedImage, factor: int) -> Pixels:
     _, picture = images.decode(image.data, images.ANY_SIZE, factor)
     turned = picture if image.orientation == images.UPRIGHT else images.upright(picture)
     return np.array(images.to_rgb(turned))
-
-
-DECODERS: Mapping[str, Callable[[EncodedImage, int], Pixels | None]] = {
-    "simplejpeg": _by_simplejpeg,
-    "pillow": _by_pillow,
-}
-"""In the order in which they are tried. Each returns the same pixels, or None where it refuses the image."""

@@ -20,7 +20,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ from tasks.core.errors import UsageError
 from tasks.core.schema import Dataset
 from tasks.dataset.formats import Unjudged, images, npy, tensors
 from tasks.dataset.formats.checks import is_blank, json_object
+from tasks.dataset.formats.pixels import Box
 from tasks.dataset.formats.tensors import UNSOUND
 from tasks.dataset.modalities import image_text
 from tasks.dataset.modalities.base import AcceptedSample, MemberFault, Modality, Statistic, missing
@@ -51,15 +52,6 @@ REASONS: Mapping[Reason, Reason] = {
     "volume.pickle": "archive.unsafe",
 }
 """The reasons for faults of an array where it holds embeddings."""
-
-
-class CropBox(NamedTuple):
-    """A crop in pixels of the stored image."""
-
-    top: int
-    left: int
-    height: int
-    width: int
 
 
 def check_reinforced_rules(dataset: Dataset) -> None:
@@ -116,7 +108,7 @@ def check_added(members: Members, width: int, height: int) -> dict[str, int]:
         raise Reject(UNSOUND, f"no {lacking[0]}" if lacking else f"has both {NPZ} and {PTH}")
     of_image = augmentations(bytes(members["paug.json"]))
     for number, augmentation in enumerate(of_image):
-        _check_augmentation(number, augmentation, width, height)
+        check_augmentation(number, augmentation, width, height)
     of_text = captions(bytes(members["syn.json"]))
     counts = {"augmentations": len(of_image), "synthetic_captions": sum(map(len, of_text.values()))}
     with suppress(Unjudged):
@@ -137,7 +129,7 @@ def augmentations(content: bytes) -> Sequence[Any]:
     return value
 
 
-def crop_of(number: int, augmentation: Any) -> CropBox:
+def crop_of(number: int, augmentation: Any) -> Box:
     """Return the crop of an augmentation, which is `[crop, operations]` or `[crop]`; Reject."""
     where = f"augmentation {number}"
     if not isinstance(augmentation, list) or len(augmentation) not in (1, 2):
@@ -145,7 +137,7 @@ def crop_of(number: int, augmentation: Any) -> CropBox:
     crop = augmentation[0]
     if not isinstance(crop, list) or len(crop) != 4 or not all(map(_is_pixels, crop)):
         raise Reject("reinforcement.crop", f"{where} has no crop [top, left, height, width] in pixels")
-    return CropBox(*crop)
+    return Box(*crop)
 
 
 def captions(content: bytes) -> dict[str, Sequence[str]]:
@@ -162,8 +154,8 @@ def captions(content: bytes) -> dict[str, Sequence[str]]:
     return named
 
 
-def _check_augmentation(number: int, augmentation: Any, width: int, height: int) -> None:
-    """Reject an augmentation whose crop or operations are wrong.
+def check_augmentation(number: int, augmentation: Any, width: int, height: int) -> Box:
+    """Return the crop of an augmentation of an image of that size; Reject if it or the operations are wrong.
 
     Operations are `[[operation, magnitude], …]`, null for a skipped one, or null for none at all.
     """
@@ -176,6 +168,7 @@ def _check_augmentation(number: int, augmentation: Any, width: int, height: int)
     is_list = isinstance(operations, list) and all(map(_is_operation, operations))
     if operations is not None and not is_list:
         raise Reject(UNSOUND, f"{where}: operations are no [[0 to 13, number], …]")
+    return crop
 
 
 def _is_pixels(value: Any) -> bool:

@@ -39,7 +39,7 @@ LONGEST_SLICE, SHORTEST_SLICE = 200, 8
 PLANES = (("axial", "z", "y", "x"), ("coronal", "y", "z", "x"), ("sagittal", "x", "z", "y"))
 """Each plane with the axis across it, the axis that runs down, and the axis that runs to the right."""
 CUBES: Spacing = (1.0, 1.0, 1.0)
-Box = tuple[float, float, float, float]
+Rectangle = tuple[float, float, float, float]
 
 
 class NotShown(DataError):
@@ -55,7 +55,7 @@ class Picture:
     height: int
     alt: str
     label: str = ""
-    crops: tuple[Box, ...] = ()
+    crops: tuple[Rectangle, ...] = ()
     """Rectangles (x, y, width, height) to draw over it, in pixels of the original."""
 
     @property
@@ -63,7 +63,7 @@ class Picture:
         return max(self.width, self.height) < TINY
 
 
-def thumbnail(data: bytes, alt: str, crops: tuple[Box, ...] = ()) -> Picture:
+def thumbnail(data: bytes, alt: str, crops: tuple[Rectangle, ...] = ()) -> Picture:
     """Return a small picture of a stored image; DataError if it cannot be decoded or is too large to show.
 
     An image with crops is not turned upright, because crops refer to the image as stored.

@@ -24,9 +24,9 @@ from tasks.dataset.formats.volumes import stored
 from tasks.dataset.formats.volumes.geometry import ZYX, Spacing, axes_of, spacing_of
 from tasks.dataset.modalities import reinforced
 from tasks.dataset.preview.pictures import (
-    Box,
     NotShown,
     Picture,
+    Rectangle,
     encode,
     middle_slice,
     open_image,
@@ -154,7 +154,7 @@ def _spoken(members: Mapping[str, bytes]) -> str:
     return str(first.get("user", "")) if isinstance(first, dict) else ""
 
 
-def _image_text(members: Mapping[str, bytes], tile: Tile, crops: tuple[Box, ...] = ()) -> None:
+def _image_text(members: Mapping[str, bytes], tile: Tile, crops: tuple[Rectangle, ...] = ()) -> None:
     with _faults_noted(tile):
         name = next((name for name in MEMBERS if name in members), None)
         if name is None:
@@ -166,7 +166,7 @@ def _image_text(members: Mapping[str, bytes], tile: Tile, crops: tuple[Box, ...]
 
 
 def _reinforced(members: Mapping[str, bytes], tile: Tile) -> None:
-    boxes: list[Box] = []
+    boxes: list[Rectangle] = []
     with _faults_noted(tile):
         found = enumerate(reinforced.augmentations(_member(members, "paug.json")))
         crops = [reinforced.crop_of(number, augmentation) for number, augmentation in found]

@@ -16,7 +16,8 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import Compose, RandomResizedCrop
 
-from tasks.loader.crops import Box, cut
+from tasks.dataset.formats.pixels import Box
+from tasks.loader.crops import cut
 from tasks.loader.decoders import image_of, open_image, picture_name
 from tasks.models.clip.clip_options import Augment
 from tasks.models.clip.openclip import open_clip

@@ -27,7 +27,7 @@ from tasks.dataset.formats.pixels import EncodedImage
 from tasks.dataset.modalities import reinforced
 from tasks.dataset.modalities.base import missing
 from tasks.dataset.version.rejects import Reject
-from tasks.loader.crops import Box, cut
+from tasks.loader.crops import cut
 from tasks.loader.decoders import decode_text, open_image, picture_name
 from tasks.loader.worker_state import decoding
 
@@ -99,9 +99,11 @@ def _synthetic(
 
 
 def _row(arrays: Mapping[str, NDArray[Any]], name: str, number: int) -> Embedding:
-    if name not in arrays or number >= len(arrays[name]):
-        raise DataError(f"{name} has {len(arrays.get(name, ()))} rows, but row {number} is needed")
-    return np.array(arrays[name][number], np.float32)
+    array = arrays.get(name)
+    if array is None or array.ndim != 2 or number >= len(array):
+        shape = None if array is None else array.shape
+        raise DataError(f"{name} has the shape {shape}, but its row {number} is needed")
+    return np.array(array[number], np.float32)
 
 
 def replay(
@@ -114,15 +116,13 @@ def replay(
     MobileCLIP's code to the bit, an encoded one by `crops`, which is quicker. Neither is turned by its EXIF,
     because the crops count pixels of the image as it is stored.
 
-    Raises DataError for a crop outside the picture, which every build rejects.
+    Raises DataError for a crop outside the picture and for unknown operations, which every build rejects;
+    tars of others that were only indexed may have them.
     """
     try:
-        box = Box(*reinforced.crop_of(0, augmentation))
+        box = reinforced.check_augmentation(0, augmentation, *picture.size)
     except Reject as reject:
         raise DataError(f"paug.json: {reject.detail}") from None
-    width, height = picture.size
-    if min(box.top, box.left) < 0 or box.left + box.width > width or box.top + box.height > height:
-        raise DataError(f"paug.json: a crop lies outside {width} x {height} pixels")
     mode = InterpolationMode(interpolation)
     view: Image.Image
     if isinstance(picture, EncodedImage):

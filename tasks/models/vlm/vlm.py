@@ -25,9 +25,10 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.files import digest
 from tasks.core.schema.training import Pack
 from tasks.dataset.formats.checks import is_blank
-from tasks.dataset.formats.pixels import EncodedImage
+from tasks.dataset.formats.images import MEMBERS
+from tasks.dataset.formats.pixels import Box, EncodedImage
 from tasks.loader.collate import Batch, Collate
-from tasks.loader.crops import Box, cut
+from tasks.loader.crops import cut
 from tasks.loader.decoders import decode_image, decode_json, open_image
 from tasks.loader.workers import Transform
 from tasks.models.recipes import Recipe
@@ -57,7 +58,6 @@ from tasks.models.vlm.vlm_towers import (
 
 PADDING = -1
 """The segment number of padding."""
-PICTURES = ("jpg", "png", "webp")
 
 
 class Tiles(NamedTuple):
@@ -404,7 +404,7 @@ def real_tiles(image: Tensor, tiles: Tensor, count: int) -> Tensor:
 
 
 def _pictures(members: Mapping[str, bytes]) -> list[str]:
-    return sorted(name for name in members if name.partition(".")[2] in PICTURES)
+    return sorted(name for name in members if name.partition(".")[2] in MEMBERS)
 
 
 def _conversation(
