@@ -49,7 +49,8 @@ class LoaderCost:
     `sample` is one sample in a batch, `working` the memory that making one needs in addition, `worker` a
     worker process without any sample, `main` all other processes, `buffer` the samples that a worker holds to
     shuffle. `tensors` is the number of tensors in a batch, each of which lies in /dev/shm and travels as a
-    file descriptor; 0 for batches of Tarmac's loader, which lie in a file without a name.
+    file descriptor; 0 for batches of Tarmac's loader, which lie in a file without a name. `loose` is 0 where
+    samples are written straight into their batch, and 1 where they become one together.
     """
 
     sample: float
@@ -58,6 +59,7 @@ class LoaderCost:
     main: float
     buffer: float = 0.0
     tensors: int = 3
+    loose: int = 1
 
 
 @dataclass(frozen=True)
@@ -85,15 +87,20 @@ class MachineLimits:
 
 
 def peak_bytes(cost: LoaderCost, size: LoaderSize) -> float:
-    """Return the most memory that all processes of the ranks on a machine hold at once."""
+    """Return the most memory that all processes of the ranks on a machine hold at once. Each of Tarmac's own
+    workers keeps the buffers of the batches that the training may have in hand at once."""
     batch, judged = cost.sample * size.batch_size, cost.sample * size.judged
     if not size.workers:
         most = max((1 + size.in_hand) * batch, 2 * judged)
         return size.ranks * (cost.main + cost.buffer + cost.working + most)
     making = cost.worker + cost.working
-    training = size.workers * (making + cost.buffer + (size.prefetch + 1) * batch) + size.in_hand * batch
-    waiting = size.workers * (cost.worker + cost.buffer + size.prefetch * batch)
-    validating = size.workers * (making + (size.prefetch + 1) * judged) + judged if judged else 0.0
+    is_own = not cost.tensors
+    held = size.workers * math.ceil(size.in_hand / size.workers) if is_own else size.in_hand
+    ready = size.prefetch + cost.loose
+    training = size.workers * (making + cost.buffer + ready * batch) + held * batch
+    waiting = size.workers * (cost.worker + cost.buffer + size.prefetch * batch) + is_own * held * batch
+    judging = size.workers * ready + (size.workers if is_own else 1)
+    validating = size.workers * making + judging * judged if judged else 0.0
     return size.ranks * (cost.main + max(training, waiting + validating))
 
 
@@ -111,7 +118,7 @@ def open_descriptors(cost: LoaderCost, size: LoaderSize) -> int:
     """Return the open descriptors of one training process: each tensor in /dev/shm is one, and each worker
     of Tarmac's loader has two."""
     of_batches = (size.workers * size.prefetch + size.in_hand) * cost.tensors
-    return SPARE_DESCRIPTORS + (of_batches or 2 * size.workers)
+    return SPARE_DESCRIPTORS + (of_batches or 2 * size.workers * (2 if size.judged else 1))
 
 
 def largest(cost: LoaderCost, size: LoaderSize, limits: MachineLimits) -> LoaderSize | None:
@@ -181,7 +188,7 @@ def estimate_volumes(shape: Sequence[int], stored: int) -> LoaderCost:
     """Estimate the cost of int16 volumes of that shape: while one is read, its stored form of at most
     `stored` bytes and its voxels lie beside the batch."""
     sample = 2 * math.prod(shape)
-    return LoaderCost(sample, float(stored + sample), WORKER_BYTES, MAIN_BYTES, tensors=0)
+    return LoaderCost(sample, float(stored + sample), WORKER_BYTES, MAIN_BYTES, tensors=0, loose=0)
 
 
 def image_side(size: int | Sequence[int] | None) -> int:
@@ -217,7 +224,8 @@ def measure(feed: Feed) -> LoaderCost:
         worker = rollup["Private_Clean"] + rollup["Private_Dirty"]
         working = max(status["VmHWM"] - status["VmRSS"], 0.0)
         everything = tree_bytes(os.getpid())
-    return LoaderCost(max(sizes), working, worker, main=everything - worker, tensors=0)
+    loose = 0 if getattr(feed.shapes.transform(True), "reads_crops", False) else 1
+    return LoaderCost(max(sizes), working, worker, everything - worker, tensors=0, loose=loose)
 
 
 def tree_bytes(pid: int) -> float:

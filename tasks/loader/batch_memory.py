@@ -1,12 +1,14 @@
 """Memory in which batches travel from a loader's workers to the training process, used again and again.
 
 A batch in pages of its own costs more than its copy: the kernel clears each page, and both processes map it.
-So a worker keeps as many buffers as batches are on their way, in one unnamed file that it shares with the
-training process, and its message about a batch says only where the tensors lie. A buffer is free again when
-the last tensor of its batch is gone. A worker that finds none free makes one more: nobody waits for a buffer.
+So a worker keeps its buffers in one unnamed file that it shares with the training process, and its message
+about a batch says only where the tensors lie. A buffer is free again when the last tensor of its batch is
+gone. A worker that finds none free makes one more, so nobody waits for a buffer, and there are as many as
+batches were ever on their way at once.
 
-The file is no part of /dev/shm, which is small in containers. It takes one descriptor for each worker,
-however many tensors a batch has, and ends with the last process that has it open.
+The file is no part of /dev/shm, which is small in containers. The training process has one descriptor of it
+and two more for each worker, however many tensors a batch has. It ends with the last process that has it
+open.
 """
 
 from __future__ import annotations
@@ -33,10 +35,11 @@ REGION = 1 << 38
 EXTENT = 1 << 32
 """The bytes of its region that a worker maps at a time."""
 FLAGS = 1 << 16
-"""The first bytes of a region: one for each of its buffers, 1 while a batch lies there."""
+"""Bytes at the start of a region that hold its flags: one for each buffer, 1 while it is in use."""
 ALIGNMENT = 64
 ROOM = 1 << 20
-"""Bytes of a buffer that are left for the rest of a batch, beside a tensor that is written row by row."""
+"""Spare bytes in a buffer whose main tensor is written row by row, for the batch's other tensors. If they
+need more, the batch is copied to another buffer."""
 PAGE = mmap.PAGESIZE
 
 
@@ -54,6 +57,14 @@ class Field(NamedTuple):
 
     def of(self, buffer: Tensor) -> Tensor:
         return buffer[self.start : self.start + self.size].view(self.dtype).view(self.shape)
+
+    def opened(self, buffer: NDArray[np.uint8]) -> Tensor:
+        """Return the tensor with a storage of its own, which is all that travels where it is pickled. The
+        buffer lasts as long as the tensor."""
+        if not self.size:
+            return torch.empty(self.shape, dtype=self.dtype)
+        count = self.size // self.dtype.itemsize
+        return torch.frombuffer(buffer, dtype=self.dtype, count=count, offset=self.start).view(self.shape)
 
 
 class Extent(NamedTuple):
@@ -120,8 +131,7 @@ class BatchMemory:
         buffer = self._extents[sent.extent][sent.start : sent.start + sent.size]
         flags = self._flags[sent.worker]
         weakref.finalize(buffer, flags.__setitem__, sent.number, 0).atexit = False
-        whole = torch.from_numpy(buffer)
-        return {field.name: field.of(whole) for field in sent.fields}
+        return {field.name: field.opened(buffer) for field in sent.fields}
 
 
 _numbers = count()
@@ -129,7 +139,7 @@ _opened: weakref.WeakValueDictionary[int, BatchMemory] = weakref.WeakValueDictio
 
 
 @dataclass(frozen=True)
-class Buffer:
+class BatchBuffer:
     """A worker's buffer for a batch: where it lies, and its bytes."""
 
     extent: Extent
@@ -142,7 +152,7 @@ class Buffer:
 
 
 @dataclass
-class Rows:
+class RowsInPlace:
     """A tensor that is written sample by sample into the buffer of the batch that is being made."""
 
     field: Field
@@ -165,7 +175,11 @@ class Rows:
         if value is None or isinstance(value, Tensor) or len(value) > len(self.tensor):
             return False
         pairs = zip(value, self.tensor, strict=False)
-        return all(one.data_ptr() == row.data_ptr() and one.shape == row.shape for one, row in pairs)
+        return all(_is_same(one, row) for one, row in pairs)
+
+
+def _is_same(one: Tensor, row: Tensor) -> bool:
+    return one.data_ptr() == row.data_ptr() and one.shape == row.shape and one.stride() == row.stride()
 
 
 class WorkerMemory:
@@ -174,11 +188,11 @@ class WorkerMemory:
     def __init__(self, file: SharedFile, memory: int, worker: int) -> None:
         self._file, self._memory, self._worker = file, memory, worker
         self._flags = file.map(flags_of(worker))
-        self._buffers: dict[int, Buffer] = {}
+        self._buffers: dict[int, BatchBuffer] = {}
         self._extent = flags_of(worker)
         self._mapped: dict[Extent, mmap.mmap] = {}
         self._samples = 0
-        self._rows: Rows | None = None
+        self._rows: RowsInPlace | None = None
 
     def begin(self, samples: int) -> None:
         """Begin a batch of so many samples."""
@@ -191,7 +205,7 @@ class WorkerMemory:
         if self._rows is None and self._samples:
             field = Field(name, dtype, (self._samples, *shape), 0)
             number = self._take(field.size + ROOM)
-            self._rows = Rows(field, number, field.of(self._buffers[number].bytes))
+            self._rows = RowsInPlace(field, number, field.of(self._buffers[number].bytes))
         return None if self._rows is None else self._rows.next(name, shape, dtype)
 
     def place(self, values: Mapping[str, Value]) -> SentBatch:
@@ -236,12 +250,12 @@ class WorkerMemory:
         self._buffers[number] = self._new(-(-size * 9 // 8 // PAGE) * PAGE)  # the next may be a little larger
         return number
 
-    def _give_back(self, buffer: Buffer) -> None:
+    def _give_back(self, buffer: BatchBuffer) -> None:
         """Return a buffer's pages to the system."""
         if hasattr(mmap, "MADV_REMOVE"):
             self._mapped[buffer.extent].madvise(mmap.MADV_REMOVE, buffer.start, len(buffer.bytes))
 
-    def _new(self, size: int) -> Buffer:
+    def _new(self, size: int) -> BatchBuffer:
         start = max((one.stop for one in self._buffers.values() if one.extent == self._extent), default=0)
         if self._extent not in self._mapped or start + size > self._extent.size:
             self._extent, start = Extent(self._extent.start + self._extent.size, max(EXTENT, size)), 0
@@ -249,7 +263,7 @@ class WorkerMemory:
                 raise MemoryError(f"the batches of a loader worker take {REGION >> 30} GB")
             self._mapped[self._extent] = self._file.map(self._extent)
         whole = np.frombuffer(self._mapped[self._extent], np.uint8)
-        return Buffer(self._extent, start, torch.from_numpy(whole[start : start + size]))
+        return BatchBuffer(self._extent, start, torch.from_numpy(whole[start : start + size]))
 
 
 mine: WorkerMemory | None = None

@@ -91,8 +91,10 @@ def _values(batch: Batch, texts: dict[str, Any]) -> dict[str, Value]:
     """Return what the batch holds of tensors, and one more that holds its texts and the given ones."""
     found: dict[str, Value] = {}
     for name, value in batch.items():
-        if isinstance(value, Tensor) or (value and isinstance(value[0], Tensor)):
+        if isinstance(value, Tensor):
             found[name] = value
+        elif value and isinstance(value[0], Tensor):
+            found[name] = _alike(name, value)
         elif all(isinstance(text, str | list) for text in value):
             texts[name] = list(value)
         else:
@@ -100,6 +102,16 @@ def _values(batch: Batch, texts: dict[str, Any]) -> dict[str, Value]:
                 f"a transform gave as {name!r} neither tensor, number, string nor list: {value[0]!r}"
             )
     return {**found, TEXTS: torch.frombuffer(bytearray(json.dumps(texts).encode()), dtype=torch.uint8)}
+
+
+def _alike(name: str, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    kinds = sorted({f"{one.dtype} {[*one.shape]}".removeprefix("torch.") for one in tensors})
+    if len(kinds) > 1:
+        raise TypeError(
+            f"a transform gave {name!r} in several types or shapes: {', '.join(kinds[:3])}; "
+            "give one for all samples, or a collate that pads"
+        )
+    return tensors
 
 
 def unpack(packed: Packed) -> tuple[Batch, tuple[PassedOver, ...]]:

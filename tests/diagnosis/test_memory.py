@@ -40,6 +40,11 @@ def test_a_validation_has_workers_beside_those_of_the_training() -> None:
     waiting = 4 * (100e6 + 2 * 64e6)
     assert peak_bytes(COST, size) == 500e6 + waiting + 4 * (100e6 + 5e6 + 3 * 256e6) + 256e6
     assert memory.shared_bytes(COST, size) == (8 * 64 + 9 * 256) * 1e6
+    own = replace(COST, tensors=0)
+    assert peak_bytes(own, size) == 500e6 + 4 * (100e6 + 3 * 64e6) + 4 * (100e6 + 5e6 + 4 * 256e6)
+    assert peak_bytes(own, replace(size, judged=0)) == 500e6 + 4 * (100e6 + 5e6 + 4 * 64e6)
+    assert memory.open_descriptors(own, size) == memory.open_descriptors(own, replace(size, judged=0)) + 8
+    assert peak_bytes(replace(own, loose=0), replace(size, judged=0)) == 500e6 + 4 * (100e6 + 5e6 + 3 * 64e6)
     alone = LoaderSize(workers=0, prefetch=2, batch_size=64, judged=256)
     assert peak_bytes(COST, alone) == 500e6 + 5e6 + 2 * 256e6
 

@@ -1,6 +1,7 @@
 """The memory in which batches travel: each arrives as it was made, and its buffer is used again, never too
 early."""
 
+import io
 import mmap
 import os
 import pickle
@@ -104,6 +105,21 @@ def test_rows_that_are_written_at_their_place_are_not_copied() -> None:
     batch = main.open(sent)
     assert batch["volume"].tolist() == [[[n] * 3] * 2 for n in (1, 7, 3)], "it is the same memory"
     assert batch["text"].tolist() == [0, 1, 2, 3]
+
+
+def test_rows_that_were_turned_are_copied() -> None:
+    main, worker = pair()
+    worker.begin(2)
+    rows = [row.copy_(torch.arange(9).reshape(3, 3)) for row in rows_of(worker, [0, 0], (3, 3))]
+    batch = main.open(worker.place({"volume": [row.T for row in rows]}))
+    assert batch["volume"].tolist() == [[[0, 3, 6], [1, 4, 7], [2, 5, 8]]] * 2
+
+
+def test_a_tensor_of_a_batch_is_pickled_alone() -> None:
+    main, worker = pair()
+    batch = main.open(worker.place({"image": torch.ones(1 << 20), "tokens": torch.arange(5)}))
+    assert len(pickle.dumps(batch["tokens"])) < 4096
+    torch.save(batch, io.BytesIO())  # which refuses several types in one storage
 
 
 def test_a_dropped_sample_leaves_its_row_out() -> None:

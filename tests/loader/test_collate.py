@@ -26,6 +26,19 @@ def test_texts_cross_as_one_tensor() -> None:
     assert len(packed) == 1
 
 
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        (torch.zeros(2, dtype=torch.int64), r"int32 \[2\], int64 \[2\]"),
+        (torch.zeros(3), r"float32 \[3\], int32"),
+    ],
+)
+def test_tensors_of_several_types_or_shapes_are_refused_by_name(second: torch.Tensor, said: str) -> None:
+    samples = [{"tokens": torch.zeros(2, dtype=torch.int32)}, {"tokens": second}]
+    with pytest.raises(TypeError, match=f"'tokens' in several types or shapes: {said}"):
+        pack(samples)
+
+
 def test_other_values_are_refused_by_name() -> None:
     with pytest.raises(TypeError, match="'raw' neither tensor, number, string nor list: b'bytes'"):
         pack([{"raw": b"bytes"}])
