@@ -34,7 +34,7 @@ from PIL import Image
 
 from tasks.core.schema import ImageRules
 from tasks.dataset.formats import images as formats
-from tests.benchmarks import build_corpus
+from tests.benchmarks import build_corpus, results
 from tests.system.foreign_env import foreign_env
 
 HERE = Path(__file__).parent
@@ -163,6 +163,7 @@ def reencoding(rounds: int, folder: str) -> None:
             loads.append(os.getloadavg()[0])
     busy = f"load average {min(loads):.1f} to {max(loads):.1f}"
     print(f"re-encoding, CPU time per picture, median of {rounds}, Pillow {PIL.__version__}, {busy}")
+    rows: dict[str, dict[str, dict[str, float]]] = {kind: {} for kind in REENCODING}
     for kind, times in cases:
         ours, theirs = (statistics.median(taken[kind, times, who]) for who in ("tarmac", "Pillow"))
         promised = REENCODING[kind] if times >= 4 else NO_SLOWER
@@ -171,6 +172,9 @@ def reencoding(rounds: int, folder: str) -> None:
         print(
             f"{sides:24} {ours:7.1f} ms, Pillow {theirs:7.1f} ms: {theirs / ours:.2f}, {promised}: {verdict}"
         )
+        rows[kind][f"{times:g} x"] = {"tarmac_ms": ours, "pillow_ms": theirs, "times": theirs / ours}
+    for kind, sized in rows.items():
+        results.save("reencoding", kind, sized, rounds, loads)
 
 
 def images(corpus: Path) -> Iterator[Path]:
@@ -218,6 +222,13 @@ def report(samples: int, rounds: int, seconds: dict[str, list[float]], loads: li
     rates = {name: samples / statistics.median(took) for name, took in seconds.items()}
     for name, took in seconds.items():
         print(f"{name:31} {rates[name]:7,.0f} samples/s   {min(took):.2f} to {max(took):.2f} s")
+    results.save(
+        "build",
+        f"{samples:,} JPEGs",
+        {name: {"samples_per_s": rate} for name, rate in rates.items()},
+        rounds,
+        loads,
+    )
     for name, other, promised in PROMISES:
         ratio = rates[name] / rates[other]
         verdict = "kept" if ratio >= promised else "NOT KEPT"

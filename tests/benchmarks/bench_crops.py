@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from tasks.dataset.version.index import INDEX
 from tasks.dataset.version.layout import index_name, shard_name
 from tasks.loader.decoders import decode_volume
 from tasks.loader.indexed import IndexedReader
-from tests.benchmarks import bench_volumes, volumes_peers
+from tests.benchmarks import bench_volumes, results, volumes_peers
 from tests.system.foreign_env import foreign_env
 
 SAMPLES = 4
@@ -111,8 +110,8 @@ def main(folder: Path, rounds: int) -> None:
     if not (folder / "volume.npy").exists():
         folder.mkdir(parents=True, exist_ok=True)
         prepare(folder)
-    versions = [f"{name} {metadata.version(name)}" for name in ("blosc2", "numpy", "google-crc32c")]
-    print(", ".join([*versions, *(pins("volumes"))]))
+    known = results.versions(results.SECTIONS["crops"].packages, "volumes")
+    print(", ".join(f"{name} {number}" for name, number in known.items()))
     for crop in REPEATS:
         names = [*OURS, *(THREADS if crop == "whole" else ()), *volumes_peers.PEERS]
         found: dict[str, list[list[float]]] = {name: [] for name in names}
@@ -123,11 +122,6 @@ def main(folder: Path, rounds: int) -> None:
                 found[name].append(json.loads(done.stdout.split(b"\n")[-2]))
                 loads.append(os.getloadavg()[0])
         report(crop, found, loads)
-
-
-def pins(name: str) -> list[str]:
-    lines = (Path(__file__).parents[1] / f"system/other_tools/{name}.txt").read_text().splitlines()
-    return [line.replace("==", " ") for line in lines[1:4]]
 
 
 def report(crop: str, found: dict[str, list[list[float]]], loads: list[float]) -> None:
@@ -146,6 +140,8 @@ def report(crop: str, found: dict[str, list[list[float]]], loads: list[float]) -
             ratio = medians[other][0] / medians[one][0]
             verdict = "kept" if ratio >= promised else "NOT KEPT"
             print(f"{one} beside {other}: {ratio:.2f} x, promised {promised}: {verdict}")
+    rows = {name: {"cpu_ms": cpu, "wall_ms": wall} for name, (cpu, wall) in medians.items()}
+    results.save("crops", crop, rows, len(loads) // len(found), loads)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from tasks.dataset.tar.writer import ShardWriter
 from tasks.dataset.version.index import INDEX
 from tasks.dataset.version.layout import index_name, shard_name
 from tasks.diagnosis.memory import tree_bytes
+from tests.benchmarks import results
 from tests.benchmarks.pace import Pace
 from tests.system.foreign_env import foreign_env
 
@@ -42,6 +43,7 @@ ROUNDS = 5
 OURS = ("indexed", "streaming")
 PEERS = ("plain", "webdataset", "litdata", "mds", "grain")
 TAR_BASED = ("plain", "webdataset")
+CASE = "JPEGs of 400 x 300 to 640 x 480"
 EPOCHS_ON = (0.5, 3.7)
 """Where training is resumed."""
 LOOK_EVERY_S = 0.1
@@ -148,6 +150,15 @@ def same_pixels(version: Path, rounds: int) -> None:
         print(
             f"  {name:10} {pace.rate:7,.0f} samples/s  {pace.cpu_ms:5.2f} ms CPU  first batch {pace.first_s:.2f} s"
         )
+    rows = {
+        f"tarmac, {name}" if name in OURS else name: {
+            "samples_per_s": paces[name].rate,
+            "cpu_ms": paces[name].cpu_ms,
+            "first_batch_s": paces[name].first_s,
+        }
+        for name in (*OURS, *PEERS)
+    }
+    results.save("same_pixels", CASE, rows, rounds)
     indexed = paces["indexed"]
     best = max(paces[name].rate for name in PEERS)
     show("samples/s over the best peer's", indexed.rate / best, "at least 1.0", indexed.rate >= best)
@@ -175,6 +186,11 @@ def reads(version: Path, rounds: int) -> None:
     found = in_turn(
         {"wids": peer("read", "wids", version), "indexed": ours("read", "indexed", version)}, rounds
     )
+    rows = {
+        {"indexed": "tarmac"}.get(name, name): {"p50_us": median, "p99_us": late}
+        for name, (median, late) in reversed(found.items())
+    }
+    results.save("reads", CASE, rows, rounds)
     for place, name in enumerate(("p50", "p99")):
         ratio = found["indexed"][place] / found["wids"][place]
         print(f"  {name}: {found['indexed'][place]:.1f} us, wids {found['wids'][place]:.1f} us")
@@ -188,6 +204,9 @@ def memory(version: Path, rounds: int) -> None:
     }
     found = in_turn(commands, rounds, peak_mb)
     (mine,), (theirs,) = found["indexed"], found["webdataset"]
+    results.save(
+        "memory", CASE, {"tarmac, indexed": {"peak_mb": mine}, "webdataset": {"peak_mb": theirs}}, rounds
+    )
     print(f"  peak memory: {mine:,.0f} MB, webdataset {theirs:,.0f} MB")
     show("peak memory over webdataset's", mine / theirs, "at most 1.0", mine <= theirs)
 

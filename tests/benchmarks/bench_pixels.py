@@ -35,12 +35,12 @@ from tasks.models.clip.clip_options import ClipOptions
 from tasks.models.clip.pictures import RandomCrop
 from tests.benchmarks import results
 
-SEEDS, STEPS, BATCH, LEARNING_RATE = 3, 400, 64, 1e-3
+SEEDS, STEPS, BATCH, LEARNING_RATE = 3, 800, 64, 1e-3
 PHOTOS = (
     *("astronaut", "chelsea", "coffee", "rocket", "hubble_deep_field", "immunohistochemistry", "retina"),
     *("camera", "brick", "grass", "gravel", "coins", "page", "clock", "moon", "cell"),
 )
-TILE, TILES, HELD_OUT = 128, 100, 30
+TILE, TILES, HELD_OUT = 128, 300, 100
 Sample = tuple[bytes, str, str]
 """A picture, its class, and its split."""
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests import s3
-from tests.benchmarks import slow_store
+from tests.benchmarks import results, slow_store
 from tests.benchmarks.bench_build import HERE
 from tests.services import free_port, until
 from tests.system.foreign_env import foreign_env
@@ -118,12 +118,16 @@ def compare(kind: str, ways: Sequence[str], names: Sequence[str], known: dict[st
         objects = median.pace * 1e6 / SMALL_BYTES
         per_second = f", {objects:,.0f} objects/s" if len(names) > SHARDS else ""
         print(f"  {way:14} {median.pace:7,.0f} MB/s ({spread}), {cpu_ms:.2f} ms CPU/MB{per_second}")
+    rows = {way: {"mb_per_s": one.pace, "cpu_ms": one.cpu_ms} for way, one in medians.items()}
     for mine, theirs, promised in PROMISES:
         if mine in medians and theirs in medians:
             ratio = medians[mine].pace / medians[theirs].pace
+            if theirs.startswith("obstore"):
+                rows[mine]["over_obstore"] = ratio
             cpu = medians[mine].cpu_ms / medians[theirs].cpu_ms
             verdict = "kept" if ratio >= promised else "NOT KEPT"
             print(f"  {mine} / {theirs}: {ratio:.2f} (its CPU x {cpu:.2f}), promised {promised}: {verdict}")
+    results.save("remote", f"{kind}, {len(names):,} objects", rows, rounds)
 
 
 def main(rounds: int, megabytes: int, small: int) -> None:

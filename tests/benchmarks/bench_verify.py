@@ -28,7 +28,7 @@ from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.benchmarks import build_corpus
+from tests.benchmarks import build_corpus, results
 from tests.benchmarks.bench_build import DECODED, seconds_of
 from tests.soak import many_shards
 
@@ -219,6 +219,16 @@ def report(sizes: dict[str, int], costs: dict[str, list[Cost]], loads: list[floa
         name = next(name for name in middle if name.startswith(kind))
         print(f"{name}: {middle[name]:.3f} s, promised {most} s: {verdict(middle[name] <= most)}")
     print(f"of these, Python takes {middle['Python that does nothing']:.3f} s")
+    for case in ("4 GB", "five shards"):
+        names = {
+            name.removesuffix(f", {case}").replace(f", {case},", ","): name for name in middle if case in name
+        }
+        rows = {
+            shown: {"mb_per_s": sizes[case] / 1e6 / middle[name]}
+            | ({"cpu_s": cpu[name]} if name in cpu else {})
+            for shown, name in names.items()
+        }
+        results.save("verify", case, rows, rounds, loads)
 
 
 def verdict(is_kept: bool) -> str:

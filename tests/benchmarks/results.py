@@ -8,17 +8,19 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import date
 from importlib.metadata import version
+from itertools import takewhile
 from pathlib import Path
 from textwrap import fill
 from typing import Any, NamedTuple
 
+from tests.system.foreign_env import PINS, ROOT
+
 FOLDER = Path(__file__).with_name("results")
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 WIDTH = 120
-PACKAGES = ("torch", "pillow", "simplejpeg", "numpy", "open_clip_torch", "webdataset")
 Rows = Mapping[str, Mapping[str, float]]
 """By who was measured: the medians by what was measured."""
 
@@ -36,16 +38,35 @@ def machine() -> str:
     return f"{len(os.sched_getaffinity(0))} cores of {names[0] if names else platform.machine()}"
 
 
-def save(benchmark: str, case: str, rows: Rows, rounds: int) -> None:
-    """Keep the medians of one case; those of other cases stay."""
+def versions(own: Iterable[str], *environments: str) -> dict[str, str]:
+    """The versions of packages of our own, and of those that these environments of others are made for."""
+    fixed = dict(_pins((ROOT / "constraints.txt").read_text().splitlines()))
+    found = {name: version(name) for name in own}
+    for environment in environments:
+        lines = (PINS / f"{environment}.txt").read_text().splitlines()
+        asked = takewhile(lambda line: not line.startswith("# What these need"), lines)
+        found |= {name: number or fixed[name] for name, number in _pins(asked)}
+    return found
+
+
+def _pins(lines: Iterable[str]) -> Iterable[tuple[str, str]]:
+    for line in lines:
+        name, _, number = line.partition("==")
+        if name and not name.startswith("#"):
+            yield name, number
+
+
+def save(benchmark: str, case: str, rows: Rows, rounds: int, loads: Iterable[float] = ()) -> None:
+    """Keep the medians of one case, and the load of the machine while they were taken; other cases stay."""
+    section, average = SECTIONS[benchmark], [*loads] or [load()]
     path = FOLDER / f"{benchmark}.json"
     found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     found[case] = {
         "date": date.today().isoformat(),
         "machine": machine(),
-        "load": round(load(), 1),
+        "load": [round(min(average), 1), round(max(average), 1)],
         "rounds": rounds,
-        "versions": {name: version(name) for name in PACKAGES},
+        "versions": versions(section.packages, *section.environments),
         "rows": {name: {key: round(value, 3) for key, value in row.items()} for name, row in rows.items()},
     }
     FOLDER.mkdir(exist_ok=True)
@@ -57,19 +78,25 @@ class Column(NamedTuple):
 
     key: str
     heading: str
-    form: str
+    form: str = ",.0f"
 
 
 class Section(NamedTuple):
-    """How the results of one benchmark are shown. `ratio` is the key of which ours is set against theirs."""
+    """How the results of one benchmark are shown. `ratio` is the key by which the first row is set against each
+    other; it is a rate, or a time where `is_time`."""
 
     title: str
     text: str
     columns: tuple[Column, ...]
+    packages: tuple[str, ...]
+    environments: tuple[str, ...] = ()
     ratio: str | None = None
+    is_time: bool = False
 
 
-RATE = Column("samples_per_s", "samples/s", ",.0f")
+RATE, CPU = Column("samples_per_s", "samples/s"), Column("cpu_ms", "ms of CPU a sample", ".2f")
+FIRST = Column("first_batch_s", "first batch, s", ".2f")
+PICTURES = ("torch", "pillow", "simplejpeg", "numpy")
 SECTIONS = {
     "clip_loading": Section(
         "Loading for a CLIP",
@@ -77,28 +104,107 @@ SECTIONS = {
         "from JPEGs of each size, with two workers, or two threads for Grain, SPDL and DALI. webdataset, litData, "
         "MDS and Grain run open_clip's transform; SPDL decodes and resizes by FFmpeg, DALI by its own kernels. The "
         "first batch of 64 is counted from the making of the loader.",
-        (
-            RATE,
-            Column("cpu_ms", "ms of CPU a sample", ".2f"),
-            Column("first_batch_s", "first batch, s", ".2f"),
-        ),
-        "samples_per_s",
+        (RATE, CPU, FIRST),
+        PICTURES,
+        ("open_clip", "loaders", "pipelines"),
+        ratio="samples_per_s",
+    ),
+    "same_pixels": Section(
+        "Loading the same pixels",
+        "The same JPEGs by Pillow to the same uint8 pixels, with two workers, or two threads for Grain: what is left "
+        "of a loader where the transform is equal.",
+        (RATE, CPU, FIRST),
+        PICTURES,
+        ("loaders",),
+        ratio="samples_per_s",
+    ),
+    "reads": Section(
+        "Single samples at random",
+        "The members of one sample of a version, by its number, beside webdataset's own indexed reader.",
+        (Column("p50_us", "median, µs", ".1f"), Column("p99_us", "99th percentile, µs", ".1f")),
+        ("numpy",),
+        ("open_clip",),
+        ratio="p99_us",
+        is_time=True,
+    ),
+    "memory": Section(
+        "Memory of loading",
+        "The most that the process and its two workers have at once while they load the same pixels; a page that "
+        "several share counts once.",
+        (Column("peak_mb", "MB"),),
+        ("torch", "numpy"),
+        ("loaders",),
     ),
     "clip_training": Section(
         "Training a CLIP",
         "Steps of whole trainings, beside `open_clip_train.main`: the same small model, shards, batch of 256, one "
         "worker and one thread. Pictures of 256 x 256 pixels make loading the limit.",
         (RATE,),
-        "samples_per_s",
+        (*PICTURES, "open_clip_torch", "webdataset"),
+        ratio="samples_per_s",
     ),
     "pixels": Section(
         "What quick pixels cost",
-        "Zero-shot accuracy of small CLIPs that trained on Tarmac's crops, and on the same crops by Pillow.",
+        "Zero-shot accuracy of small CLIPs that trained on Tarmac's crops, and on the same crops by Pillow. The same "
+        "seed gives both the same start, samples and crops.",
         (
             Column("accuracy", "accuracy", ".3f"),
             Column("lowest", "lowest seed", ".3f"),
             Column("highest", "highest seed", ".3f"),
         ),
+        PICTURES,
+    ),
+    "crops": Section(
+        "Crops of a CT volume",
+        "A crop of 240 x 480 x 480 int16 voxels, or all of them, into a batch, by one thread. Ours is what a worker of "
+        "the loader does, checksums included; of the others only `zarr ... crc32c` has any.",
+        (Column("cpu_ms", "ms of CPU", ".1f"), Column("wall_ms", "ms", ".1f")),
+        ("numpy", "blosc2", "google-crc32c"),
+        ("volumes",),
+        ratio="cpu_ms",
+        is_time=True,
+    ),
+    "verify": Section(
+        "Verifying a dataset",
+        "`tarmac verify` by default: the seal, the tars and the index, every byte by BLAKE3, on all cores. Beside it "
+        "are loops that do nothing but hash the same files, by Python's blake3 with one read at a time, pages of the "
+        "cache, maps or shared files, and `openssl sha256`.",
+        (Column("mb_per_s", "MB/s"), Column("cpu_s", "s of CPU", ".2f")),
+        ("blake3",),
+        ratio="mb_per_s",
+    ),
+    "remote": Section(
+        "Reading from afar",
+        "A web server and a bucket that answer after 20 ms, and fail one request in a hundred; as many requests in "
+        "flight for each. Large objects are read as a build reads them (open), by the streaming reader (stream), and "
+        "into the node's cache, as a whole (cached) or for single samples (indexed); obstore writes a file beside the "
+        "latter two. Small ones are read as a conversion reads images.",
+        (
+            Column("mb_per_s", "MB/s"),
+            Column("cpu_ms", "ms of CPU a MB", ".2f"),
+            Column("over_obstore", "x obstore's speed", ".2f"),
+        ),
+        ("aiohttp",),
+        ("stores",),
+    ),
+    "reencoding": Section(
+        "Making pictures smaller in a build",
+        "What `max_side` and `encode` do to a picture, beside open, convert, thumbnail by Lanczos and save of the same "
+        "quality, on one core; by how many times the picture is larger than `max_side`.",
+        (
+            Column("tarmac_ms", "tarmac, ms of CPU", ".1f"),
+            Column("pillow_ms", "Pillow, ms of CPU", ".1f"),
+            Column("times", "x as fast", ".2f"),
+        ),
+        ("pillow",),
+    ),
+    "build": Section(
+        "Writing shards",
+        "Twenty thousand JPEGs and a table of captions. Tarmac lists, plans, checks headers or decodes, hashes, indexes "
+        "and flushes to disk; the others only write, and Pillow only decodes.",
+        (RATE,),
+        ("pillow",),
+        ("writers",),
     ),
 }
 
@@ -111,18 +217,24 @@ def table(section: Section, case: Mapping[str, Any]) -> str:
         headings.append(f"{first} is … x as fast")
     lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
     for name, row in rows.items():
-        cells = [name, *(format(row[column.key], column.form) for column in section.columns)]
+        cells = [name, *(_cell(row, column) for column in section.columns)]
         if section.ratio:
-            cells.append("" if name == first else f"{rows[first][section.ratio] / row[section.ratio]:.2f}")
+            own, other = rows[first][section.ratio], row[section.ratio]
+            times = other / own if section.is_time else own / other
+            cells.append("" if name == first else f"{times:.2f}")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _cell(row: Mapping[str, float], column: Column) -> str:
+    return format(row[column.key], column.form) if column.key in row else ""
 
 
 def page() -> str:
     parts = [
         "# Benchmarks\n\nMedians of several processes of their own, measured in turns with the page cache warm. "
         "`tests/benchmarks/results` holds the figures as JSON, and `python -m tests.benchmarks.results` makes this "
-        "page of them."
+        "page of them. [loader.md](loader.md#how-well-the-samples-are-shuffled) has the quality of shuffling."
     ]
     for name, section in SECTIONS.items():
         path = FOLDER / f"{name}.json"
@@ -130,11 +242,12 @@ def page() -> str:
             continue
         parts += [f"## {section.title}", fill(section.text, WIDTH)]
         for title, case in json.loads(path.read_text()).items():
-            versions = ", ".join(f"{package} {number}" for package, number in case["versions"].items())
+            numbers = ", ".join(f"{package} {number}" for package, number in case["versions"].items())
+            low, high = case["load"]
+            busy = f"{low} to {high}" if low != high else f"{low}"
             parts += [f"### {title}", table(section, case)]
-            parts.append(
-                f"{case['rounds']} rounds, {case['machine']}, load {case['load']}, {case['date']}; {versions}."
-            )
+            said = f"{case['rounds']} rounds, {case['machine']}, load {busy}, {case['date']}; {numbers}."
+            parts.append(fill(said, WIDTH))
     return "\n\n".join(parts) + "\n"
 
 
