@@ -41,12 +41,13 @@ def machine() -> str:
 def versions(own: Iterable[str], *environments: str) -> dict[str, str]:
     """The versions of packages of our own, and of those that these environments of others are made for."""
     fixed = dict(_pins((ROOT / "constraints.txt").read_text().splitlines()))
-    found = {name: version(name) for name in own}
+    found = {name: [version(name)] for name in own}
     for environment in environments:
         lines = (PINS / f"{environment}.txt").read_text().splitlines()
         asked = takewhile(lambda line: not line.startswith("# What these need"), lines)
-        found |= {name: number or fixed[name] for name, number in _pins(asked)}
-    return found
+        for name, number in _pins(asked):
+            found.setdefault(name, []).append(number or fixed[name])
+    return {name: " and ".join(dict.fromkeys(numbers)) for name, numbers in found.items()}
 
 
 def _pins(lines: Iterable[str]) -> Iterable[tuple[str, str]]:
@@ -230,24 +231,31 @@ def _cell(row: Mapping[str, float], column: Column) -> str:
     return format(row[column.key], column.form) if column.key in row else ""
 
 
+def _filled(text: str) -> str:
+    return fill(text, WIDTH, break_on_hyphens=False)
+
+
 def page() -> str:
     parts = [
-        "# Benchmarks\n\nMedians of several processes of their own, measured in turns with the page cache warm. "
-        "`tests/benchmarks/results` holds the figures as JSON, and `python -m tests.benchmarks.results` makes this "
-        "page of them. [loader.md](loader.md#how-well-the-samples-are-shuffled) has the quality of shuffling."
+        "# Benchmarks",
+        _filled(
+            "Medians of several processes of their own, measured in turns with the page cache warm. "
+            "`tests/benchmarks/results` holds the figures as JSON, and `python -m tests.benchmarks.results` makes this "
+            "page of them. [loader.md](loader.md#how-well-the-samples-are-shuffled) has the quality of shuffling."
+        ),
     ]
     for name, section in SECTIONS.items():
         path = FOLDER / f"{name}.json"
         if not path.exists():
             continue
-        parts += [f"## {section.title}", fill(section.text, WIDTH)]
+        parts += [f"## {section.title}", _filled(section.text)]
         for title, case in json.loads(path.read_text()).items():
             numbers = ", ".join(f"{package} {number}" for package, number in case["versions"].items())
             low, high = case["load"]
             busy = f"{low} to {high}" if low != high else f"{low}"
             parts += [f"### {title}", table(section, case)]
             said = f"{case['rounds']} rounds, {case['machine']}, load {busy}, {case['date']}; {numbers}."
-            parts.append(fill(said, WIDTH))
+            parts.append(_filled(said))
     return "\n\n".join(parts) + "\n"
 
 
