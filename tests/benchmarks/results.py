@@ -11,7 +11,7 @@ import platform
 from collections.abc import Iterable, Mapping
 from datetime import date
 from importlib.metadata import version
-from itertools import takewhile
+from itertools import groupby, takewhile
 from pathlib import Path
 from textwrap import fill
 from typing import Any, NamedTuple
@@ -168,8 +168,10 @@ SECTIONS = {
     "verify": Section(
         "Verifying a dataset",
         "`tarmac verify` by default: the seal, the tars and the index, every byte by BLAKE3, on all cores. Beside it "
-        "are loops that do nothing but hash the same files, by Python's blake3 with one read at a time, pages of the "
-        "cache, maps or shared files, and `openssl sha256`.",
+        "are loops that do nothing but hash the same files, by Python's blake3 (`read`: 256 KB at a time; `page`: 1 MB, "
+        "into a buffer that begins at a page; `mapped`; `shared`: mapped, each file by all cores) and by `openssl "
+        "sha256`. A map saves the copy of each byte, but ends the process where a file is cut or its disk fails under "
+        "it, so `verify` reads.",
         (Column("mb_per_s", "MB/s"), Column("cpu_s", "s of CPU", ".2f")),
         ("blake3",),
         ratio="mb_per_s",
@@ -178,8 +180,9 @@ SECTIONS = {
         "Reading from afar",
         "A web server and a bucket that answer after 20 ms, and fail one request in a hundred; as many requests in "
         "flight for each. Large objects are read as a build reads them (open), by the streaming reader (stream), and "
-        "into the node's cache, as a whole (cached) or for single samples (indexed); obstore writes a file beside the "
-        "latter two. Small ones are read as a conversion reads images.",
+        "into the node's cache, as a whole (cached) or for single samples (indexed). obstore gets the same ranges and "
+        "drops them (obstore), or writes them to a file (obstore_file). s3fs opens and reads one object after the "
+        "other (s3fs), or gets each by `cat` (s3fs_own). Small objects are read as a conversion reads images.",
         (
             Column("mb_per_s", "MB/s"),
             Column("cpu_ms", "ms of CPU a MB", ".2f"),
@@ -231,6 +234,12 @@ def _cell(row: Mapping[str, float], column: Column) -> str:
     return format(row[column.key], column.form) if column.key in row else ""
 
 
+def _circumstances(case: Mapping[str, Any]) -> str:
+    """How a case was measured, but for the load."""
+    numbers = ", ".join(f"{package} {number}" for package, number in case["versions"].items())
+    return f"{case['rounds']} rounds, {case['machine']}, {case['date']}; {numbers}"
+
+
 def _filled(text: str) -> str:
     return fill(text, WIDTH, break_on_hyphens=False)
 
@@ -249,13 +258,14 @@ def page() -> str:
         if not path.exists():
             continue
         parts += [f"## {section.title}", _filled(section.text)]
-        for title, case in json.loads(path.read_text()).items():
-            numbers = ", ".join(f"{package} {number}" for package, number in case["versions"].items())
-            low, high = case["load"]
-            busy = f"{low} to {high}" if low != high else f"{low}"
-            parts += [f"### {title}", table(section, case)]
-            said = f"{case['rounds']} rounds, {case['machine']}, load {busy}, {case['date']}; {numbers}."
-            parts.append(_filled(said))
+        cases: dict[str, dict[str, Any]] = json.loads(path.read_text())
+        for said, group in groupby(cases, key=lambda title: _circumstances(cases[title])):
+            loads: list[float] = []
+            for title in group:
+                parts += [f"### {title}", table(section, cases[title])]
+                loads += cases[title]["load"]
+            busy = " to ".join(map(str, sorted({min(loads), max(loads)})))
+            parts.append(_filled(f"Load {busy}; {said}."))
     return "\n\n".join(parts) + "\n"
 
 
