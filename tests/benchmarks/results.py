@@ -21,6 +21,8 @@ from tests.system.foreign_env import PINS, ROOT
 FOLDER = Path(__file__).with_name("results")
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 WIDTH = 120
+WHOLE = ",.0f"
+"""How large numbers are written; those below ten get a digit more."""
 Rows = Mapping[str, Mapping[str, float]]
 """By who was measured: the medians by what was measured."""
 
@@ -79,7 +81,7 @@ class Column(NamedTuple):
 
     key: str
     heading: str
-    form: str = ",.0f"
+    form: str = WHOLE
 
 
 class Section(NamedTuple):
@@ -231,7 +233,9 @@ def table(section: Section, case: Mapping[str, Any]) -> str:
 
 
 def _cell(row: Mapping[str, float], column: Column) -> str:
-    return format(row[column.key], column.form) if column.key in row else ""
+    if (value := row.get(column.key)) is None:
+        return ""
+    return format(value, ".1f" if column.form == WHOLE and value < 10 else column.form)
 
 
 def _circumstances(case: Mapping[str, Any]) -> str:
