@@ -149,6 +149,19 @@ def test_an_address_that_a_plain_request_cannot_have_is_refused(address: str) ->
         ranges.get_range(address, 0, 10)
 
 
+@contextmanager
+def counting() -> Iterator[tuple[str, set[socket.socket]]]:
+    """A server that answers with CONTENT; its address, and the connections that it gets."""
+    connections: set[socket.socket] = set()
+
+    def answer(client: socket.socket) -> None:
+        connections.add(client)
+        client.sendall(head() + CONTENT)
+
+    with behaving(answer) as address:
+        yield address, connections
+
+
 def test_connections_are_kept_and_a_closed_one_is_no_failure() -> None:
     connections: list[socket.socket] = []
 
@@ -172,13 +185,7 @@ def test_connections_are_kept_and_a_closed_one_is_no_failure() -> None:
 
 
 def test_a_connection_that_was_idle_for_long_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    connections: set[socket.socket] = set()
-
-    def answer(client: socket.socket) -> None:
-        connections.add(client)
-        client.sendall(head() + CONTENT)
-
-    with behaving(answer) as address:
+    with counting() as (address, connections):
         ranges.get_range(address, 0, len(CONTENT))
         monkeypatch.setattr(ranges, "IDLE_S", 0)
         ranges.get_range(address, 0, len(CONTENT))
@@ -226,13 +233,7 @@ def test_where_the_environment_names_a_proxy_all_requests_go_there(
 
 
 def test_a_forked_process_has_connections_of_its_own() -> None:
-    connections: set[socket.socket] = set()
-
-    def answer(client: socket.socket) -> None:
-        connections.add(client)
-        client.sendall(head() + CONTENT)
-
-    with behaving(answer) as address:
+    with counting() as (address, connections):
         ranges.get_range(address, 0, len(CONTENT))
         with ranges._lock:  # as where another thread is about to take a connection
             child = os.fork()
