@@ -430,14 +430,14 @@ def test_a_file_that_is_longer_than_it_was_is_read_as_it_is(server: Server) -> N
 
 @contextmanager
 def redirecting(to: str) -> Iterator[tuple[str, list[str]]]:
-    """A server that redirects to another one, and the paths that it was asked for."""
+    """A server that redirects to another one, each time by a new address, and the paths that it was asked for."""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             asked.append(self.path)
             self.send_response(302)
-            self.send_header("Location", f"{to}{self.path}")
+            self.send_header("Location", f"{to}{self.path}?signature={len(asked)}")
             self.send_header("Content-Length", "0")
             self.end_headers()
 
@@ -456,11 +456,9 @@ def test_a_redirect_is_followed_once_and_again_when_its_address_expires(server: 
         assert asked == ["/big"]
 
         def expired(handler: Any, content: bytes) -> bool:
-            if server.asked["expired"]:
-                return False
-            server.asked["expired"] += 1
-            handler.send_error(403)
-            return True
+            if is_expired := handler.path.endswith("signature=1"):
+                handler.send_error(403)
+            return is_expired
 
         server.fault = expired
         assert file.read() == CONTENT[100_000:]
