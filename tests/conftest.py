@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,6 +24,9 @@ from tasks.loader import forkserver
 os.environ.setdefault(
     "OMP_WAIT_POLICY", "PASSIVE"
 )  # read when torch is imported: no spinning on shared cores
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell's background job ignores Ctrl-C, and so would every process that a test starts and interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 ROOT = Path(__file__).parents[1]
 STARTS_LOADERS = {"loader", "training", "diagnosis"}
 FIRST = (

@@ -143,7 +143,6 @@ def test_on_a_terminal_the_command_has_one_and_ctrl_c_reaches_it(tmp_path: Path)
     )
     pid, outer = pty.fork()
     if not pid:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # which is ignored where the tests run in the background
         os.chdir(tmp_path)
         os.execv(sys.executable, [*TARMAC, "--", *command])
     text = b""
@@ -369,8 +368,7 @@ def test_the_verdict_for_which_it_stopped_the_training_stands_last(
     monkeypatch.setattr(examination, "examine_process", lambda *_: done)
     words = script(
         """
-        import signal, time
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+        import time
         print("step 1/9", flush=True)
         time.sleep(600)
         """
