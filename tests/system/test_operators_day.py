@@ -204,10 +204,14 @@ def _cancels(day: Day, flow_run: str, run: Path) -> int:
 
 
 def _retries(day: Day, flow_run: str, run: Path, step: int) -> None:
-    """Press Retry; the same run goes on from its checkpoint to the end, and everything is on its page."""
+    """Press Retry; the same run goes on from its checkpoint to the end, and everything is on its page.
+
+    Prefect's worker ends the process that it has when the event of the Cancel reaches it, and does not look
+    whether the flow run was retried meanwhile. Then the run is taken up once more.
+    """
     day.page.press(day.lab.address_of(flow_run), "Retry", "Retry")
     until("its start", lambda: day.lab.state(flow_run) != "CANCELLED", 60)
-    day.lab.api.completed(flow_run, 420)
+    until("its end", lambda: day.lab.state(flow_run) == "COMPLETED", 420)
     assert day.lab.labelled_run_of(flow_run) == run
     first, *_ = read_lives(RunFolder(run), 2, None)
     assert first.first_step == step
