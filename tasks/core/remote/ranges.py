@@ -191,7 +191,7 @@ def _closes(head: bytes) -> bool:
 # The connections that are kept.
 
 _connections: defaultdict[_Endpoint, list[tuple[float, socket.socket]]] = defaultdict(list)
-"""Of each endpoint, with the time of their last use."""
+"""The idle connections to each endpoint, each with the time when it was last used."""
 _lock = threading.Lock()
 
 

@@ -30,9 +30,11 @@ class FileRanges:
     """The ranges of one file.
 
     `address` is where plain requests get them: for a file of a web server where its own address was
-    redirected to, for one of S3 a signed address; "" where only the client library can fetch the file. Plain
-    answers about different states of the file are an error. These are told apart by the size, and on S3 by
-    the ETag, of which the machines behind a web server may have different ones.
+    redirected to, for one of S3 a signed address; "" where only the client library can fetch the file.
+
+    A file that is replaced while it is read is an error: two plain answers then state different sizes, or on
+    S3 different ETags. A web server's ETags are not compared, because the machines behind one name may give
+    the same file different ones.
     """
 
     def __init__(self, fs: Any, path: str) -> None:
