@@ -1,5 +1,5 @@
 # Two commands do all the set-up: `make demo` and `make test`. They need python3 with venv, and make.
-.PHONY: install demo test test-system test-postgres lint size bench proof soak clean
+.PHONY: install demo docs test test-system test-postgres lint size bench proof soak clean
 SHELL := /bin/bash -o pipefail
 PYTHON ?= python3
 BIN := .venv/bin
@@ -19,6 +19,10 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install
 	$(BIN)/tarmac example digits
 	$(BIN)/tarmac run configs/digits-clip.yaml
+
+# The pages of docs/ as a site, in site/. Any problem of a link or an anchor ends it.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Needs only Python.
 test: install
@@ -68,4 +72,4 @@ soak: install
 	$(BIN)/python -m tests.soak.overhead 10 10000
 
 clean:
-	rm -rf .venv build dist
+	rm -rf .venv build dist site

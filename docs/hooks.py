@@ -1,0 +1,76 @@
+"""Lets the site hold what lies beside `docs/`: the README, CONTRIBUTING, CHANGELOG and deploy/README.md as pages.
+
+Their text stays in one place, and each link stays as it is on GitHub: MkDocs resolves a link by the path of its
+target, so this answers for paths outside `docs/`, too. A file that a page links to, such as a config, comes along as a
+download. The trade-off is a subclass of MkDocs' `Files`, of which the pinned version promises the two methods used.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files, InclusionLevel
+
+ROOT = Path(__file__).parents[1]
+PAGES = {
+    "../README.md": "readme/index.html",
+    "../CONTRIBUTING.md": "contributing/index.html",
+    "../CHANGELOG.md": "changelog/index.html",
+    "../deploy/README.md": "deploy/index.html",
+}
+"""The pages outside `docs/`, by their path from there, and where the site has them."""
+DOWNLOADS = "repository"
+"""Folder of the site for other files that pages link to."""
+
+
+class FilesOfRepository(Files):
+    """The files of `docs/`, and whatever else of the repository a page links to."""
+
+    def __init__(self, files: Files, config: MkDocsConfig) -> None:
+        super().__init__(files)
+        self.config = config
+        for path, place in PAGES.items():
+            self.append(self._outside(path, place))
+
+    def get_file_from_path(self, path: str) -> File | None:
+        path = path.removeprefix("../docs/")
+        found = super().get_file_from_path(path)
+        if found is None and path.startswith("../"):
+            file = Path(self.config.docs_dir, path).resolve()
+            if file.is_relative_to(ROOT) and file.is_file() and file.suffix != ".md":
+                found = self._outside(path, f"{DOWNLOADS}/{file.relative_to(ROOT)}")
+                self.append(found)
+        return found
+
+    def _outside(self, path: str, place: str) -> File:
+        return File(
+            path,
+            self.config.docs_dir,
+            self.config.site_dir,
+            self.config.use_directory_urls,
+            dest_uri=place,
+            inclusion=InclusionLevel.INCLUDED,  # else a path that begins with a dot is left out
+        )
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """MkDocs calls this once it has listed `docs/`."""
+    return FilesOfRepository(files, config)
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Leave pages out of the navigation that are planned and not written yet."""
+    config.nav = [one for one in map(partial(_existing, Path(config.docs_dir)), config.nav or []) if one]
+
+
+def _existing(docs: Path, entry: Any) -> Any:
+    if isinstance(entry, str):
+        return entry if (docs / entry).is_file() else None
+    [(title, value)] = entry.items()
+    if isinstance(value, list):
+        value = [one for one in map(partial(_existing, docs), value) if one]
+        return {title: value} if value else None
+    return entry if (docs / value).is_file() else None
