@@ -1,18 +1,23 @@
-"""Lets the site hold what lies beside `docs/`: the README, CONTRIBUTING, CHANGELOG and deploy/README.md as pages.
+"""Lets the site hold what lies beside `docs/`: README, CONTRIBUTING, CHANGELOG and deploy/README.md as pages.
 
-Their text stays in one place, and each link stays as it is on GitHub: MkDocs resolves a link by the path of its
-target, so this answers for paths outside `docs/`, too. A file that a page links to, such as a config, comes along as a
-download. The trade-off is a subclass of MkDocs' `Files`, of which the pinned version promises the two methods used.
+Their text stays in one place, and each link stays as it is on GitHub: MkDocs resolves a link by the path of
+its target, so this answers for paths outside `docs/`, too. A file that a page links to, such as a config,
+comes along as a download. Links in HTML, of which MkDocs knows nothing, are resolved in the same way. The
+trade-off is a subclass of MkDocs' `Files`, whose methods a later version may call in another way; the strict
+build would show that.
 """
 
 from __future__ import annotations
 
+import posixpath
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -24,6 +29,11 @@ PAGES = {
 """The pages outside `docs/`, by their path from there, and where the site has them."""
 DOWNLOADS = "repository"
 """Folder of the site for other files that pages link to."""
+FIRST_IN_SEARCH = {"symptoms.md": 4}
+"""How many times higher the search ranks a page: who searches for what a screen shows wants its section."""
+LINK_IN_HTML = re.compile(
+    r"""(?P<before><(?:a|img|source)\b[^>]*?\b(?:href|src|srcset)=")(?P<path>[^":#?\s]+)"""
+)
 
 
 class FilesOfRepository(Files):
@@ -46,7 +56,7 @@ class FilesOfRepository(Files):
         return found
 
     def _outside(self, path: str, place: str) -> File:
-        return File(
+        file = File(
             path,
             self.config.docs_dir,
             self.config.site_dir,
@@ -54,11 +64,31 @@ class FilesOfRepository(Files):
             dest_uri=place,
             inclusion=InclusionLevel.INCLUDED,  # else a path that begins with a dot is left out
         )
+        file.name = place.partition("/")[0]  # else a README counts as the index of its section
+        return file
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """MkDocs calls this once it has listed `docs/`."""
     return FilesOfRepository(files, config)
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """MkDocs calls this with the text of a page; the links in its HTML become the site's."""
+    if page.file.src_uri in FIRST_IN_SEARCH:
+        page.meta["search"] = {"boost": FIRST_IN_SEARCH[page.file.src_uri]}
+    folder = posixpath.dirname(page.file.src_uri)
+
+    def resolved(found: re.Match[str]) -> str:
+        target = files.get_file_from_path(posixpath.normpath(posixpath.join(folder, found["path"])))
+        return found["before"] + (target.url_relative_to(page.file) if target else found["path"])
+
+    return LINK_IN_HTML.sub(resolved, markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """MkDocs calls this with the body of a page. A cell without words heads nothing, for a screen reader."""
+    return re.sub(r"<th(?P<style>[^>]*)>\s*</th>", r"<td\g<style>></td>", html)
 
 
 def on_config(config: MkDocsConfig) -> None:

@@ -52,7 +52,7 @@
     const add = (name, text, parent = output) => parent.appendChild(Object.assign(document.createElement(name), { textContent: text }));
     if (!best || best.score < ENOUGH) {
       const line = add("p", "No section of this page fits. For a training that still runs, ask its process: ");
-      add("code", "tarmac doctor --pid PID", line);
+      add("code", "tarmac doctor --pid PID", line).className = "paste-command";
       return;
     }
     const line = add("p", "Read ");
@@ -61,7 +61,7 @@
     link.replaceChildren(...best.heading.childNodes);
     if (best.command) {
       line.append(". Its command: ");
-      add("code", best.command, line);
+      add("code", best.command, line).className = "paste-command";
     }
     if (best.found.length) add("p", `It quotes what you pasted: “${best.found[0]}”.`);
   }
@@ -70,7 +70,7 @@
     const first = document.querySelector(".md-content h2[id]");
     const base = new URL(JSON.parse(document.getElementById("__config").textContent).base, location);
     const page = location.pathname.slice(base.pathname.replace(/\/?$/, "/").length).replace(/index\.html$/, "");
-    if (page !== "symptoms/" || !first) return;
+    if (page !== "symptoms/" || !first || location.protocol === "file:") return;  // a file may read no other
     const index = await (await fetch(new URL("search/search_index.json", `${base.href.replace(/\/?$/, "/")}`))).json();
     const sections = index.docs.map(section);
     const candidates = sections.filter((one, number) => one.id && index.docs[number].location.startsWith(page));

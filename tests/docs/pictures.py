@@ -84,7 +84,9 @@ def pipeline() -> str:
             parts.append(text(x + 10, y + 23, name, "name"))
             parts += [text(x + 10, y + 43 + 17 * number, line) for number, line in enumerate(lines)]
             if column < len(stages) - 1:
-                parts.append(f'<path class="arrow" d="M{x + width + 3} {y + height / 2:g}h{gap - 6}m-6 -5l6 5l-6 5"/>')
+                parts.append(
+                    f'<path class="arrow" d="M{x + width + 3} {y + height / 2:g}h{gap - 6}m-6 -5l6 5l-6 5"/>'
+                )
             elif row < len(PIPELINE) - 1:
                 middle, low = x + width / 2, y + height
                 back = margin + width / 2 - middle
@@ -108,7 +110,9 @@ def life() -> str:
         parts.append(text(margin + 168, y + 24, place, "mono"))
         parts.append(text(margin + 168, y + 45, holds))
         if row < len(LIFE) - 1:
-            parts.append(f'<path class="arrow" d="M{margin + 60} {y + height + 2}v{gap - 4}m-5 -6l5 6l5 -6"/>')
+            parts.append(
+                f'<path class="arrow" d="M{margin + 60} {y + height + 2}v{gap - 4}m-5 -6l5 6l5 -6"/>'
+            )
     total = 2 * margin + width, 2 * margin + len(LIFE) * height + (len(LIFE) - 1) * gap
     said = "; ".join(f"{name}, such as {place}: {holds}" for name, place, holds in LIFE)
     return svg(*total, "The life of a sample, from its raw line to an evaluation's row", said, parts)

@@ -63,7 +63,14 @@ class Page:
         self.numbers = itertools.count(1)
         self.requests: list[str] = []
         """The URL of every request that the page has made, in their order."""
+        self.errors: list[str] = []
+        """What its console has shown as an error, if `watch_errors` was called."""
         self.call("Network.enable")
+
+    def watch_errors(self) -> None:
+        """Keep what the console shows as an error from now on: exceptions, and files that could not be loaded."""
+        for domain in ("Runtime", "Log"):
+            self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         number = next(self.numbers)
@@ -72,6 +79,12 @@ class Page:
             if answer.get("method") in ("Network.requestWillBeSent", "Network.webSocketCreated"):
                 asked = answer["params"]
                 self.requests.append(asked["request"]["url"] if "request" in asked else asked["url"])
+            elif answer.get("method") == "Runtime.exceptionThrown":
+                self.errors.append(json.dumps(answer["params"]["exceptionDetails"]))
+            elif answer.get("method") == "Runtime.consoleAPICalled" and answer["params"]["type"] == "error":
+                self.errors.append(json.dumps(answer["params"]["args"]))
+            elif answer.get("method") == "Log.entryAdded" and answer["params"]["entry"]["level"] == "error":
+                self.errors.append(json.dumps(answer["params"]["entry"]))
         if "error" in answer:
             raise Refused(method, answer["error"])
         result: dict[str, Any] = answer["result"]
