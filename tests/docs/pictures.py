@@ -24,29 +24,29 @@ PIPELINE = [
     [
         ("raw files", ["images, tables, volumes,", "conversations, tars"]),
         ("build", ["checks and converts each", "sample; writes shards"]),
-        ("verify", ["compares every byte with", "the manifest's digests"]),
+        ("verify", ["compares each file with", "its kept digest"]),
     ],
     [
-        ("assess", ["finds copies, leaks, and", "what teaches nothing"]),
+        ("assess", ["finds copies, leaks, and", "what would teach wrongly"]),
         ("publish", ["makes the version current", "by one rename"]),
         ("tune", ["measures which loader", "settings are fast enough"]),
     ],
     [
-        ("train", ["takes the steps; a kill", "costs none of the result"]),
+        ("train", ["takes the steps; resumes", "after a kill"]),
         ("evaluate", ["judges each checkpoint", "while training goes on"]),
-        ("gather, report", ["one wandb run and one", "page with all results"]),
+        ("report, gather", ["one page and one wandb", "run with all results"]),
     ],
 ]
 """The stages in their order, in rows, each with two lines of what it does."""
 
 LIFE = [
-    ("raw line", "captions.csv:482", "A row, or a file, of the source."),
-    ("members", "digit_0480.png .txt .json", "Checked and converted, or a reject with a reason."),
-    ("shard", "train/000003.tar", "A plain WebDataset tar; its digest is in the manifest."),
-    ("index", "index/", "Where the sample lies, and the CRC32C of its bytes."),
-    ("batch", "step 100, position 12", "Seed and step decide it, on any number of workers."),
-    ("step", "metrics.jsonl", "Loss and rate; a row that wandb shows, too."),
-    ("evaluation's row", "evaluations/", "What each checkpoint said of a held-out sample."),
+    ("raw line", "captions.csv:1481", "A row, or a file, of the source."),
+    ("members", "digit_1479.png .txt .json", "Checked and converted; else a reject with its reason."),
+    ("shard", "train/000003.tar", "A plain WebDataset tar; shards.parquet has its digest."),
+    ("index", "index/train.npy", "Where the sample lies, and the CRC32C of its bytes."),
+    ("batch", "sample 576 of train", "The seed decides its turn, for any number of workers."),
+    ("step", "metrics.jsonl", "Loss and rate of the step; wandb shows the same row."),
+    ("evaluation's row", "zero_shot.samples.parquet", "A held-out sample: what each checkpoint says of it."),
 ]
 """What becomes of a sample: a name, an example of where that is found, and what holds there."""
 
