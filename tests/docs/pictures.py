@@ -27,7 +27,7 @@ PIPELINE = [
         ("verify", ["compares each file with", "its kept digest"]),
     ],
     [
-        ("assess", ["finds copies, leaks, and", "what would teach wrongly"]),
+        ("assess", ["finds copies, leaks, and", "samples that mislead"]),
         ("publish", ["makes the version current", "by one rename"]),
         ("tune", ["measures which loader", "settings are fast enough"]),
     ],
