@@ -12,7 +12,7 @@ from flows.cli import NAMES
 from tasks.diagnosis.verdicts import CAUSES, judge
 from tests.conftest import ROOT
 from tests.diagnosis.test_verdicts import observation
-from tests.docs.badges import FOLDER, badges, path_of, counted_badge
+from tests.docs.badges import FOLDER, badges, counted_badge, path_of
 from tests.docs.record_terminal import COLUMNS, DARK, LIGHT, SILENT_S
 from tests.docs.terminal import TerminalLines, draw, text_of
 
