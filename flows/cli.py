@@ -154,9 +154,9 @@ def _offer_completion() -> None:
 
 
 def _version() -> str:
-    from importlib.metadata import version
+    import tarmac
 
-    return f"tarmac {version('tarmac')}"
+    return f"tarmac {tarmac.version()}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

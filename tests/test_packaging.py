@@ -29,8 +29,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source.mkdir()
     for name in ("flows", "tasks"):
         shutil.copytree(ROOT / name, source / name)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
+    (source / "deploy").mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE", "tarmac.py", "deploy/build_hook.py"):
+        shutil.copy(ROOT / name, source / name)
+    (source / "COMMIT").write_text("585a2809c1f4\n")
     built = run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=source)
     assert built.returncode == 0, built.stderr
     return next(folder.glob("*.whl"))
@@ -52,16 +54,19 @@ def tarmac(wheel: Path) -> Path:
 
 def test_it_holds_code_and_templates_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"flows", "tasks"}
-    assert "tasks/reporting/templates/report.html" in names
-    assert "tasks/core/templates/base.html" in names
+    outside = {name.split("/")[0] for name in names if ".dist-info/" not in name}
+    assert outside == {"tarmac", "zz_tarmac.pth"}
+    inside = {name.split("/")[1] for name in names if name.startswith("tarmac/")}
+    assert inside == {"__init__.py", "COMMIT", "flows", "tasks"}
+    assert "tarmac/tasks/reporting/templates/report.html" in names
+    assert "tarmac/tasks/core/templates/base.html" in names
 
 
 def test_the_base_starts_without_torch_and_prefect(tarmac: Path, tmp_path: Path) -> None:
     python = tarmac.with_name("python")
     for package in ("torch", "prefect", "wandb"):
         assert run(python, "-c", f"import {package}", cwd=tmp_path).returncode == 1
-    assert run(tarmac, "--version", cwd=tmp_path).stdout.startswith("tarmac 0.")
+    assert run(tarmac, "--version", cwd=tmp_path).stdout == "tarmac 0.1.0 (585a2809c1f4)\n"
     assert "evaluate" in run(tarmac, "--help", cwd=tmp_path).stdout
     wrong = run(tarmac, "biuld", cwd=tmp_path)
     assert (wrong.returncode, wrong.stderr) == (
@@ -77,6 +82,29 @@ def test_the_base_says_which_extra_a_command_needs(tarmac: Path, tmp_path: Path)
         2,
         "✗ tarmac example needs sklearn: pip install 'tarmac[train]'\n",
     )
+
+
+def test_it_hides_no_module_of_the_users_and_none_hides_it(
+    tarmac: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user's project that is installed by a path file has a `tasks` too, and another lies on PYTHONPATH."""
+    python, project, here = tarmac.with_name("python"), tmp_path / "project", tmp_path / "here"
+    for folder in (project, here):
+        folder.mkdir()
+        (folder / "tasks.py").write_text(f"print('the tasks of {folder.name}')\n")
+    site = Path(
+        run(python, "-c", "import site; print(site.getsitepackages()[0])", cwd=tmp_path).stdout.strip()
+    )
+    (site / "a_project.pth").write_text(f"{project}\n")
+    try:
+        assert run(python, "-c", "import tasks", cwd=tmp_path).stdout == "the tasks of project\n"
+        assert run(tarmac, "schema", cwd=here).returncode == 0
+        monkeypatch.setenv("PYTHONPATH", str(here))
+        watched = run(tarmac, "watch", "--", python, "-c", "import tasks", cwd=tmp_path)
+        assert "the tasks of here" in watched.stdout, watched.stderr
+        assert "the tasks of" not in run(tarmac, "schema", cwd=here).stdout
+    finally:
+        (site / "a_project.pth").unlink()
 
 
 def test_the_base_verifies(tarmac: Path, digits_dataset: Path, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from flows.operate.environment import DEFAULTS
 from flows.parameters import choices, configured
 from tasks.core.errors import UsageError
 from tasks.core.files import blake3_file
+from tasks.core.process import USERS
 from tasks.core.schema import Config
 from tasks.events import TAG
 
@@ -49,6 +50,7 @@ JOB_VARIABLES: dict[str, Any] = {
         **{name: value for name, value in DEFAULTS.items() if "_SERVER_" not in name},
         # A tasks.py in the project's folder is not taken for Tarmac's.
         "PYTHONSAFEPATH": "1",
+        USERS + "PYTHONSAFEPATH": "",  # what a program of the user's is given
         # The environment that the worker runs in stays as it is.
         "PREFECT_RUNNER_AUTO_INSTALL_DEPENDENCIES": "false",
     },

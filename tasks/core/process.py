@@ -29,6 +29,11 @@ PR_SET_PDEATHSIG, PR_SET_PTRACER, PR_SET_PTRACER_ANY = 1, 0x59616D61, -1
 LARGEST_KEPT = 32 << 20
 """Bytes; glibc takes no higher threshold."""
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+HOME = str(Path(__file__).resolve().parents[2])
+"""The folder in which Python finds Tarmac's packages."""
+PATH_SETTINGS = ("PYTHONPATH", "PYTHONSAFEPATH")
+USERS = "TARMAC_USERS_"
+"""Under this prefix an environment holds what the user's own one says of PATH_SETTINGS."""
 
 
 @cache
@@ -180,10 +185,28 @@ def do_last_acts() -> None:
 def child_environment() -> dict[str, str]:
     """Return the environment for a Python child that imports Tarmac, whatever its working directory.
 
-    `python -m` and `python -c` look in the working directory first, so a user's own `tasks.py` there would
-    replace Tarmac's package.
+    `python -m` and `python -c` look in the working directory first, and every Python looks in PYTHONPATH, so
+    a user's own `tasks.py` there would replace Tarmac's package. `users_environment` takes this back.
     """
-    return {**os.environ, "PYTHONSAFEPATH": "1"}
+    found = {USERS + name: os.environ.get(name, "") for name in PATH_SETTINGS}
+    paths = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+    if HOME not in paths:
+        paths.insert(0, HOME)
+    ours = {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    return {**found, **os.environ, **ours}
+
+
+def users_environment() -> dict[str, str]:
+    """Return this process's environment with the user's own settings of where Python looks for modules, by
+    which a program of the user's finds its own modules and not Tarmac's."""
+    environment = dict(os.environ)
+    for name in PATH_SETTINGS:
+        found = environment.pop(USERS + name, environment.get(name))
+        if found:
+            environment[name] = found
+        else:
+            environment.pop(name, None)
+    return environment
 
 
 def kill_tree(identity: Identity, grace_s: float = 5.0) -> None:

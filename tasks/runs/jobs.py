@@ -188,7 +188,8 @@ def submit_to_slurm(
     place.mkdir(parents=True, exist_ok=True)
     known_as = Queue(queue or f"tarmac-{key.rpartition('.')[2]}-{secrets.token_hex(4)}")
     function = functools.partial(enter_in_slurm, target, arguments, engine.gpus or 0)
-    (submitted,) = known_as.submit([function], place, engine, key, _environment(code).get("PYTHONPATH"))
+    path = None if code is None else str(code.resolve())
+    (submitted,) = known_as.submit([function], place, engine, key, path)
     return Job(submitted.id, submitted, place)
 
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from tasks.core import config as configs
 from tasks.core.errors import DataError, TarmacError, UsageError
 from tasks.core.files import read_lines
-from tasks.core.process import Identity, kill_tree, signal_at_starters_end
+from tasks.core.process import Identity, kill_tree, signal_at_starters_end, users_environment
 from tasks.loader.settings import read_settings
 from tasks.runs import record
 from tasks.runs.checkpoints import list_checkpoints
@@ -248,7 +248,7 @@ def _train(run: RunFolder) -> int:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env=os.environ | given,
+        env=users_environment() | given,
         close_fds=False,  # it holds the GPUs as well, whose locks the agent hands on
         preexec_fn=functools.partial(signal_at_starters_end, signal.SIGTERM),
     )

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tasks.core.engines.slurm_reasons import LAUNCH_FAILED, in_words, is_about_nodes, never_starts
 from tasks.core.errors import TarmacError, UsageError
+from tasks.core.process import HOME, USERS
 from tasks.core.units import format_duration
 
 if TYPE_CHECKING:
@@ -403,7 +404,7 @@ def _parameters(engine: SlurmDefaults, name: str, path: str | None) -> dict[str,
     """
     limit_s, gpus = engine.time, getattr(engine, "gpus", None)
     delay_s = SIGNAL_DELAY_S if limit_s is None else min(SIGNAL_DELAY_S, limit_s // 2)
-    paths = [f"export PYTHONPATH={shlex.quote(path)}${{PYTHONPATH:+:$PYTHONPATH}}"] if path else []
+    first = shlex.quote(os.pathsep.join(filter(None, (path, HOME))))
     return {
         "job_name": name,
         "account": engine.account,
@@ -414,7 +415,13 @@ def _parameters(engine: SlurmDefaults, name: str, path: str | None) -> dict[str,
         "gres": None if gpus is None else f"gpu:{gpus}",
         "mem": None if engine.memory is None else f"{math.ceil(engine.memory / 2**20)}M",
         "time": None if limit_s is None else math.ceil(limit_s / 60),
-        "setup": ["trap '' USR2", *(engine.setup or []), "export PYTHONSAFEPATH=1", *paths],
+        "setup": [
+            "trap '' USR2",
+            f'export PYTHONPATH="${{{USERS}PYTHONPATH-$PYTHONPATH}}"',
+            *(engine.setup or []),
+            f'export {USERS}PYTHONPATH="$PYTHONPATH" {USERS}PYTHONSAFEPATH= PYTHONSAFEPATH=1',
+            f"export PYTHONPATH={first}${{PYTHONPATH:+:$PYTHONPATH}}",
+        ],
         "additional_parameters": {"requeue": True, **(engine.extra or {}), "signal": f"B:USR2@{delay_s}"},
         "use_srun": False,
         "stderr_to_stdout": True,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import tasks.trainers
+from tasks.core.process import users_environment
 from tasks.diagnosis.foreign.survey import Example, Kind, copy_examples
 from tasks.trainers.command import Command
 from tasks.trainers.contract import Trainer
@@ -115,10 +116,11 @@ def probe_pipeline(
 def _run(command: Command, probe: str, question: Any, answer: Path, is_deep: bool) -> Any:
     # By -c, Python looks for the trainer's modules where the command would, not beside Tarmac's.
     text = Path(tasks.trainers.__file__).with_name(probe).read_text(encoding="utf-8")
-    paths = [os.environ.get("PYTHONPATH", "")]
+    users = users_environment()
+    paths = [users.get("PYTHONPATH", "")]
     if command.script:
         paths.insert(0, str(command.path(command.script).parent.parent))
-    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    env = {**users, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     env.pop("PYTHONSAFEPATH", None)
     try:
         done = subprocess.run(

@@ -19,6 +19,7 @@ from pydantic import Field
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.files import read_json
+from tasks.core.process import users_environment
 from tasks.evaluation.contract import EvaluationOutcome, Evaluator, Subject
 from tasks.models import hub
 from tasks.models.recipes import Capability
@@ -86,13 +87,13 @@ def run_program(command: Sequence[str], changes: Mapping[str, str] | None = None
 
 
 def environment() -> dict[str, str]:
-    """Return this process's environment without a launcher's variables for one rank among several, and
+    """Return the user's environment without a launcher's variables for one rank among several, and
     without the variable that keeps the training from asking the hub: what a program downloads was not
     fetched ahead."""
     ours = (hub.OFFLINE,) if hub.OURS in os.environ else ()
     return {
         name: value
-        for name, value in os.environ.items()
+        for name, value in users_environment().items()
         if name not in (*LAUNCHERS, *OF_ONE_SLURM_TASK, *ours) and not name.startswith(LAUNCHER_PREFIXES)
     }
 

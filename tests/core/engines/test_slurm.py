@@ -19,6 +19,7 @@ from tasks.core.engines.slurm_job import MapPlan, _done, packed
 from tasks.core.engines.slurm_queue import Queue, SlurmJob
 from tasks.core.errors import UsageError
 from tasks.core.files import append_line
+from tasks.core.process import HOME
 from tasks.core.schema.engine import BuildEngine, Engines
 from tests.core.engines.functions import Job, environment, note, work
 from tests.services import until
@@ -45,8 +46,10 @@ GOLDEN = """\
 
 # setup
 trap '' USR2
+export PYTHONPATH="${{TARMAC_USERS_PYTHONPATH-$PYTHONPATH}}"
 module load cuda
-export PYTHONSAFEPATH=1
+export TARMAC_USERS_PYTHONPATH="$PYTHONPATH" TARMAC_USERS_PYTHONSAFEPATH= PYTHONSAFEPATH=1
+export PYTHONPATH={HOME}${{PYTHONPATH:+:$PYTHONPATH}}
 
 # command
 export SUBMITIT_EXECUTOR=slurm
@@ -73,9 +76,10 @@ ONE = """\
 
 # setup
 trap '' USR2
+export PYTHONPATH="${{TARMAC_USERS_PYTHONPATH-$PYTHONPATH}}"
 module load cuda
-export PYTHONSAFEPATH=1
-export PYTHONPATH='/a b'${{PYTHONPATH:+:$PYTHONPATH}}
+export TARMAC_USERS_PYTHONPATH="$PYTHONPATH" TARMAC_USERS_PYTHONSAFEPATH= PYTHONSAFEPATH=1
+export PYTHONPATH='/a b:{HOME}'${{PYTHONPATH:+:$PYTHONPATH}}
 
 # command
 export SUBMITIT_EXECUTOR=slurm
@@ -127,7 +131,7 @@ def test_the_script_says_what_the_config_says(sbatch: Path, tmp_path: Path) -> N
     )
     made = plan(tmp_path, [])
     assert [job.id for job in submit(made, engines.for_build(), "tarmac-build-1")] == ["17_0", "17_1"]
-    assert sbatch.read_text().rstrip() == GOLDEN.format(logs=made.logs).rstrip()
+    assert sbatch.read_text().rstrip() == GOLDEN.format(logs=made.logs, HOME=HOME).rstrip()
 
 
 CLUSTER = {
@@ -149,7 +153,7 @@ def test_the_script_of_a_training_says_what_the_config_says(sbatch: Path, tmp_pa
     call = functools.partial(print, "x")
     (job,) = Queue("tarmac-train-1").submit([call], logs, engine, "engine.train", path="/a b")
     assert (job.id, job.name, job.user) == ("17", "tarmac-train-1", os.getuid())
-    assert sbatch.read_text().rstrip() == ONE.format(logs=logs).rstrip()
+    assert sbatch.read_text().rstrip() == ONE.format(logs=logs, HOME=HOME).rstrip()
 
 
 def test_a_job_asks_for_no_gpu_or_for_those_of_a_type(sbatch: Path, tmp_path: Path) -> None:

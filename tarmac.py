@@ -1,0 +1,48 @@
+"""The front of Tarmac: `tarmac` on the command line, and `import tarmac` for its version.
+
+Tarmac's packages are named `flows` and `tasks`, as modules of a user's own may be. In an installation they
+lie inside the package that this file becomes, where Python looks last (`zz_tarmac.pth`), so they hide nothing
+from a user's processes. Tarmac's own processes look there first: this one by `main`, its children by
+`tasks.core.process.child_environment`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+__all__ = ["main", "version"]
+
+HOME = Path(__file__).resolve().parent
+"""The folder that holds `flows` and `tasks`: the checkout, or the installed package."""
+
+
+def main() -> int:
+    """Run the command line; return its exit code."""
+    sys.path.insert(0, str(HOME))
+    from flows.cli import main
+
+    return main()
+
+
+def version() -> str:
+    """Return the version with the commit of the code, such as `0.1.0 (585a2809c1f4)`; a `+` behind the
+    commit marks a checkout with changes."""
+    from importlib.metadata import version
+
+    commit = _commit()
+    return version("tarmac") + (f" ({commit})" if commit else "")
+
+
+def _commit() -> str:
+    kept = HOME / "COMMIT"  # written when the package was built
+    if kept.exists():
+        return kept.read_text(encoding="ascii").strip()
+    if not (HOME / ".git").exists():
+        return ""
+    asked = ["git", "-C", str(HOME), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
