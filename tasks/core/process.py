@@ -196,6 +196,24 @@ def child_environment() -> dict[str, str]:
     return {**found, **os.environ, **ours}
 
 
+@contextmanager
+def as_for_a_child() -> Iterator[None]:
+    """Give this process the settings of `child_environment` during the block, in which Python itself starts a
+    child, such as multiprocessing's forkserver: it imports what it preloads before it is given a path."""
+    before = {
+        name: os.environ.get(name) for name in (*PATH_SETTINGS, *(USERS + one for one in PATH_SETTINGS))
+    }
+    os.environ.update(child_environment())
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
 def users_environment() -> dict[str, str]:
     """Return this process's environment with the user's own settings of where Python looks for modules, by
     which a program of the user's finds its own modules and not Tarmac's."""

@@ -22,6 +22,8 @@ from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
+from tasks.core.process import as_for_a_child
+
 PRELOAD = ("tasks.loader.batches",)
 NAME = "forkserver"
 """The kernel's name for a forked forkserver; its command line is the training's."""
@@ -35,7 +37,8 @@ def start_forkserver(*modules: str) -> ForkServerContext:
     worker instead. A module that cannot be imported there is left to the worker, which reports it."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*PRELOAD, *modules])
-    forkserver.ensure_running()
+    with as_for_a_child():
+        forkserver.ensure_running()
     return context
 
 

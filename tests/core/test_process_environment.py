@@ -11,6 +11,7 @@ import pytest
 
 from tasks.core.process import child_environment, users_environment
 
+ROOT = Path(__file__).parents[2]
 SHOW = "import tasks; print(tasks.__file__)"
 NESTED = """
 import subprocess, sys
@@ -44,3 +45,14 @@ def test_each_finds_its_own_on_the_path(project: Path, monkeypatch: pytest.Monke
     ours, users = output(NESTED, child_environment(), elsewhere)
     assert (Path(ours).parent.name, Path(users)) == ("tasks", project / "tasks.py")
     assert users_environment() == dict(os.environ)
+
+
+def test_workers_find_tarmacs_where_a_project_has_its_own(project: Path) -> None:
+    """A pool's forkserver imports the function's module before multiprocessing hands it a path."""
+    code = (
+        "import sys; sys.path.pop(0)\n"
+        "from tasks.core.engines.local import map_here\n"
+        "from tasks.core.units import format_duration\n"
+        "print(*map_here(format_duration, [60], 1))"
+    )
+    assert output(code, {**users_environment(), "PYTHONPATH": str(ROOT)}, project)

@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from tasks.core.errors import TarmacError
-from tasks.core.process import die_with_parent
+from tasks.core.process import as_for_a_child, die_with_parent
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -66,6 +66,8 @@ def map_here(
     """
     context = _Context()
     context.set_forkserver_preload([module_of(function)])
+    with as_for_a_child():
+        forkserver.ensure_running()
     fresh = (_WorkItem(item) for item in items)
     again: deque[_WorkItem[Item]] = deque()
     while True:
@@ -91,7 +93,8 @@ def warm_up(module: str) -> None:
     is_set = _BLAS in os.environ
     os.environ.setdefault(_BLAS, "1")
     try:
-        forkserver.ensure_running()
+        with as_for_a_child():
+            forkserver.ensure_running()
     finally:
         if not is_set:
             del os.environ[_BLAS]
