@@ -26,10 +26,10 @@ PAGE = Path(__file__).parents[1] / "docs/config.md"
 PAGES = {
     "": "docs/config.md",
     "dataset": "docs/data.md",
-    "reinforce": "docs/recipes.md",
+    "reinforce": "docs/models/reinforced.md",
     "loader": "docs/loader.md",
     "train": "docs/training.md",
-    "train.model": "docs/recipes.md",
+    "train.model": "docs/models/index.md",
     "train.model.pretrained": "docs/fine-tuning.md",
     "train.lora": "docs/fine-tuning.md",
     "train.freeze": "docs/fine-tuning.md",
