@@ -51,18 +51,6 @@ csv.writer(table.open('w', newline='')).writerows(rows)
 """
 """Six pictures that are cut, eight that are copies of others with another caption, and four captions that are empty."""
 
-NEW_DIGITS = "tarmac run configs/fine-tune/digits-new.yaml --set loader.workers=1 --set loader.prefetch=2"
-CHANGES = (
-    "",
-    " --set train.lr=1.0e-4",
-    " --set 'train.freeze=[text,temperature]'",
-    " --set 'train.freeze=[vision]'",
-    " --set 'train.unlocked={vision: 2, text: 2}'",
-    " --set train.lr=3.0e-4 --set train.layer_decay=0.5",
-    " --set 'train.lora={rank: 4}'",
-    " --set 'train.lora={rank: 8}' --set train.lr=3.0e-3",
-    " --set 'train.data=[{dataset: data/digits-new},{dataset: data/digits-old}]'",
-)
 """The rows of the table in docs/fine-tuning.md, in its order."""
 
 WITHOUT_CAPTIONS = """
@@ -119,15 +107,6 @@ RECORDINGS = {
         ),
         "runs/digits-new-*/report.html",
         prepare="tarmac example digits",
-    ),
-    "forgetting": Recording(
-        (
-            *(f"{NEW_DIGITS}{change}" for change in CHANGES),
-            "tarmac compare $(basename -a $(ls -dtr runs/digits-new-*) | head -8)",
-        ),
-        "runs/compare-*.html",
-        prepare="tarmac example digits && tarmac run configs/fine-tune/digits-old.yaml"
-        " && cp runs/digits-old-*/checkpoints/latest/model.safetensors digits-old.safetensors",
     ),
     "look": Recording(
         ("tarmac init data/raw/scans", "tarmac build configs/scans.yaml", "tarmac look data/scans"),

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.docs.record_tour import BREAK, CHANGES, HOME, RECORDINGS, TOUR
+from tests.docs.record_tour import BREAK, HOME, RECORDINGS, TOUR
 
 PAGES = sorted(TOUR.glob("*.html"))
 SCREENS = {path.stem: path.read_text() for path in TOUR.glob("*.txt")}
@@ -26,7 +26,6 @@ DOCUMENTS = [
 ]
 TEMPLATES = ROOT / "tasks"
 KINDS = {"look": "dataset/look", "bench": "diagnosis/bench", "doctor": "diagnosis/doctor"}
-KINDS |= {"forgetting": "reporting/comparison"}
 REPORT = "reporting/report"
 PAGE_BYTES, ALL_BYTES = 1_000_000, 4_000_000
 ANYWHERE = re.compile(r"(?<![\w.&;/])/(?:home|root|Users|work|mnt|tmp|opt|srv|data)/[\w.-]+")
@@ -139,20 +138,6 @@ def test_what_the_documents_show_was_recorded() -> None:
             assert is_shown(line, screens), f"{document.name}: {line}"
             shown += 1
     assert shown > 50
-
-
-def test_the_table_of_fine_tunings_has_the_recorded_scores() -> None:
-    """In the order of the changes: the new digits at the last line of each run, the old ones in the comparison."""
-    rows = re.findall(
-        r"^\| .+? \| (0\.\d+) \| (0\.\d+) \| ?(yes)? ?\|$", DOCUMENTS[1].read_text(), re.MULTILINE
-    )
-    runs = SCREENS["forgetting"].split("$ tarmac run")[1:]
-    assert len(rows) == len(CHANGES) + 1 and len(runs) == len(CHANGES)
-    for (new, old, forgot), screen in zip(rows[1:], runs, strict=True):
-        assert f"Zero-shot accuracy {new} " in screen
-        assert ("finetune.forgot old" in screen) == (forgot == "yes")
-        if forgot:
-            assert f"and is {old} " in screen
 
 
 def test_the_damage_of_the_look_is_what_the_tour_says() -> None:
