@@ -51,8 +51,6 @@ csv.writer(table.open('w', newline='')).writerows(rows)
 """
 """Six pictures that are cut, eight that are copies of others with another caption, and four captions that are empty."""
 
-"""The rows of the table in docs/fine-tuning.md, in its order."""
-
 WITHOUT_CAPTIONS = """
 from pathlib import Path
 from tests.stalls.open_clip import write_shards
