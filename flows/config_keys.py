@@ -25,7 +25,7 @@ from tasks.core.schema.recipes import RECIPES, defaults_of
 PAGE = Path(__file__).parents[1] / "docs/config.md"
 PAGES = {
     "": "docs/config.md",
-    "dataset": "docs/data.md",
+    "dataset": "docs/data/index.md",
     "reinforce": "docs/models/reinforced.md",
     "loader": "docs/loader.md",
     "train": "docs/training.md",

@@ -45,7 +45,7 @@ def test_a_key_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
         "  default  {val: 0.15}",
         "  example  splits: {val: 0.05, group_by: patient}",
         "  keys     group_by, from",
-        "  more     docs/data.md",
+        "  more     docs/data/index.md",
     ]
     size = output_of(capsys, "explain", "dataset.shard.bytes")
     assert "type     a text such as 256MB or 2GB or null" in size and "example  bytes: 256MB" in size
