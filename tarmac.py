@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["main", "version"]
+__all__ = ["commit", "main", "version"]
 
 HOME = Path(__file__).resolve().parent
 """The folder that holds `flows` and `tasks`: the checkout, or the installed package."""
@@ -31,11 +31,12 @@ def version() -> str:
     commit marks a checkout with changes."""
     from importlib.metadata import version
 
-    commit = _commit()
-    return version("tarmac") + (f" ({commit})" if commit else "")
+    known = commit()
+    return version("tarmac") + (f" ({known})" if known else "")
 
 
-def _commit() -> str:
+def commit() -> str:
+    """Return the commit of the code; empty where neither a build nor git knows it."""
     kept = HOME / "COMMIT"  # written when the package was built
     if kept.exists():
         return kept.read_text(encoding="ascii").strip()

@@ -6,7 +6,7 @@ install needs none of this: the checkout itself is on Python's path.
 
 from __future__ import annotations
 
-import subprocess
+import runpy
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ class CommitAndPath(BuildHookInterface[Any]):
         self._folder = tempfile.TemporaryDirectory()
         home, made = Path(self.root), Path(self._folder.name)
         commit = made / "COMMIT"
-        commit.write_text(_commit(home) + "\n", encoding="ascii")
+        commit.write_text(runpy.run_path(str(home / "tarmac.py"))["commit"]() + "\n", encoding="ascii")
         if self.target_name == "sdist":
             build_data["force_include"][str(commit)] = "COMMIT"
             return
@@ -43,12 +43,3 @@ class CommitAndPath(BuildHookInterface[Any]):
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         if version != "editable":
             self._folder.cleanup()
-
-
-def _commit(home: Path) -> str:
-    kept = home / "COMMIT"  # in an sdist
-    if kept.exists():
-        return kept.read_text(encoding="ascii").strip()
-    asked = ["git", "-C", str(home), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
-    found = subprocess.run(asked, capture_output=True, text=True) if (home / ".git").exists() else None
-    return found.stdout.strip() if found is not None and found.returncode == 0 else ""
