@@ -24,7 +24,7 @@ from tasks.core import config as configs
 from tasks.core.errors import UsageError
 from tasks.core.files import write_json
 from tasks.core.lock import Lease
-from tasks.core.process import Identity
+from tasks.core.process import Identity, child_environment
 from tasks.core.schema import Train
 from tasks.dataset.version import versions
 from tasks.evaluation.checkpoint import LoadedCheckpoint
@@ -52,6 +52,7 @@ SHORT = (
     "train.batch_size=16",
 )
 OWN = """
+from tasks import BESIDE
 import json, os, sys, time
 from pathlib import Path
 import numpy as np
@@ -82,6 +83,9 @@ def make_run(dataset: Path, folder: Path, *overrides: str, model: dict[str, Any]
 def own(folder: Path, *words: str) -> dict[str, Any]:
     script = folder / "own.py"
     script.write_text(OWN)
+    (folder / "tasks.py").write_text(
+        "# A module of the user's, which has the name of one of Tarmac's.\nBESIDE = True\n"
+    )
     return {"command": ["python", str(script), *words]}
 
 
@@ -111,7 +115,7 @@ def start(run: RunFolder, agent: Identity | None = None) -> subprocess.Popen[byt
             stdout=log,
             stderr=log,
             cwd=ROOT,
-            env={**os.environ, **({} if agent is None else naming(agent))},
+            env={**child_environment(), **({} if agent is None else naming(agent))},
             start_new_session=True,
         )
 
