@@ -2,6 +2,13 @@
 addEventListener("DOMContentLoaded", () => {
   document.querySelector(".md-search")?.setAttribute("aria-label", "Search");
 
+  // The theme names the list of a section that has a page of its own by an icon without words.
+  for (const list of document.querySelectorAll("nav.md-nav[aria-labelledby]")) {
+    if (document.getElementById(list.getAttribute("aria-labelledby"))?.textContent.trim()) continue;
+    list.removeAttribute("aria-labelledby");
+    list.setAttribute("aria-label", list.querySelector(":scope > .md-nav__title").textContent.trim());
+  }
+
   // The theme puts a button to copy into each block of code, in a landmark that has no name.
   const copying = () => {
     for (const one of document.querySelectorAll("nav.md-code__nav:not([role])")) one.setAttribute("role", "none");
