@@ -4,100 +4,113 @@ All decode the same JPEGs, crop them at random as open_clip's trainer does, toke
 normalised float32 batches, with the same number of workers (or threads, where a loader has those) and the page
 cache warm. open_clip is the loader of its trainer (`get_wds_dataset`); webdataset, litData, MDS and Grain run
 open_clip's transform; SPDL and DALI decode and resize by what they bring. Tarmac compares every sample's CRC32C
-besides. Each measurement is a process of its own, imports do not count, and all take turns.
-
-    .venv/bin/python -m tests.benchmarks.bench_clip [ROUNDS [SIZE...]]
-
-SIZE is `256x256`; the five of the table unless given, which takes an hour.
+besides. Imports do not count.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
-from tests.benchmarks import results
 from tests.benchmarks.bench_loader import (
     BATCH,
-    ROUNDS,
+    PACE,
+    PACE_COLUMNS,
     SHARDS,
     WORKERS,
-    Command,
-    in_turn,
     realistic,
-    show,
+    stored,
     version_of,
 )
-from tests.system.foreign_env import foreign_env
+from tests.benchmarks.harness import (
+    Absent,
+    Benchmark,
+    Case,
+    Command,
+    Contestant,
+    Promise,
+    Setup,
+    share,
+    times,
+)
+from tests.system.foreign_env import ROOT
 
 MODEL = "ViT-B-32"
-SAMPLES = 4_000
 SIZES = ("256x256", "384x384", "512x512", "640x480", "1024x768")
 THEIR_WORKERS = 4
 """open_clip's default, with which its first batch is compared."""
+DEFAULTS = "open_clip, its defaults"
 FORMATS = ("webdataset", "litdata", "mds", "grain")
 PIPELINES = ("spdl", "dali")
-PROMISED, OTHERS, FIRST = 2.0, 1.0, 0.2
-"""Samples a second over open_clip's and over any other's; the first batch over open_clip's by its defaults."""
 
 
-def contenders(version: Path) -> dict[str, Command]:
-    """The commands by name; each prints rate, seconds to the first batch, and milliseconds of CPU a sample."""
-    here, tars = Path(__file__).parent, version / "train"
-    ours, theirs = Path(sys.executable), foreign_env("open_clip") / "python"
-    module, given = "tests.benchmarks.clip", [BATCH, MODEL]
-    found: dict[str, Command] = {
-        "tarmac": [ours, "-m", f"{module}_ours", version, WORKERS, *given],
-        "open_clip": [theirs, "-m", f"{module}_peer", tars, WORKERS, *given],
-        "open_clip, its defaults": [theirs, "-m", f"{module}_peer", tars, THEIR_WORKERS, *given],
-    }
-    loaders, script = foreign_env("loaders") / "python", here / "loader_peers.py"
+def contestants(setup: Setup, version: Path) -> dict[str, Contestant]:
+    tars, given = version / "train", [BATCH, MODEL]
+    ours = [sys.executable, "-m", "tests.benchmarks.clip_ours", version, WORKERS, *given]
+    found: dict[str, Contestant] = {"tarmac": Command(ours, PACE)}
+    for name, workers in (("open_clip", WORKERS), (DEFAULTS, THEIR_WORKERS)):
+        peer = ["-m", "tests.benchmarks.clip_peer", tars, workers, *given]
+        found[name] = setup.peer("open_clip", *peer, keys=PACE, cwd=ROOT)
     for name in FORMATS:
-        stored = version / name
-        subprocess.run([loaders, script, "store", name, tars, stored], check=True, capture_output=True)
-        found[name] = [loaders, script, "load", name, tars, stored, WORKERS, MODEL]
-    pipelines, script = foreign_env("pipelines") / "python", here / "pipeline_peers.py"
-    found |= {name: [pipelines, script, name, tars, WORKERS, *given] for name in PIPELINES}
-    if subprocess.run(
-        [pipelines, "-c", "import spdl.io; spdl.io.demux_image"], capture_output=True
-    ).returncode:
-        print("  spdl is left out: it needs FFmpeg's shared libraries, as Debian's package ffmpeg has them")
-        del found["spdl"]
+        found[name] = stored(setup, "load", name, version, WORKERS, MODEL)
+    for name in PIPELINES:
+        found[name] = setup.peer("pipelines", "pipeline_peers", name, tars, WORKERS, *given, keys=PACE)
+    if not _has_ffmpeg(setup):
+        found["spdl"] = without_ffmpeg
     return found
 
 
-def measure(size: str, rounds: int) -> dict[str, dict[str, float]]:
-    width, height = map(int, size.split("x"))
-    with tempfile.TemporaryDirectory() as folder:
-        version_of(Path(folder), realistic(width, height), SAMPLES // SHARDS)
-        found = in_turn(contenders(Path(folder)), rounds)
-    rows = {
-        name: {"samples_per_s": rate, "first_batch_s": first, "cpu_ms": cpu_ms}
-        for name, (rate, first, cpu_ms) in found.items()
-    }
-    for name, row in rows.items():
-        print(
-            f"  {name:24} {row['samples_per_s']:7,.0f} samples/s  {row['cpu_ms']:5.2f} ms CPU  "
-            f"first {row['first_batch_s']:.2f} s"
-        )
-    mine, theirs, defaults = (rows[name] for name in ("tarmac", "open_clip", "open_clip, its defaults"))
-    ratio = mine["samples_per_s"] / theirs["samples_per_s"]
-    show("samples/s over open_clip's", ratio, f"at least {PROMISED}", ratio >= PROMISED)
-    best = max({*FORMATS, *PIPELINES} & {*rows}, key=lambda name: rows[name]["samples_per_s"])
-    ratio = mine["samples_per_s"] / rows[best]["samples_per_s"]
-    show(f"samples/s over those of {best}, the best other", ratio, f"at least {OTHERS}", ratio >= OTHERS)
-    ratio = mine["first_batch_s"] / defaults["first_batch_s"]
-    show("first batch over open_clip's by its defaults", ratio, f"at most {FIRST}", ratio <= FIRST)
-    return rows
+def _has_ffmpeg(setup: Setup) -> bool:
+    try:
+        probe = [setup.python("pipelines"), "-c", "import spdl.io; spdl.io.demux_image"]
+    except Absent:
+        return True  # which is missing with it
+    return subprocess.run(probe, capture_output=True).returncode == 0
 
 
-def main(rounds: int, sizes: list[str]) -> None:
-    for size in sizes:
-        print(f"{size}, {WORKERS} workers, medians of {rounds}, load {results.load():.1f}", flush=True)
-        results.save("clip_loading", size, measure(size, rounds), rounds)
+def without_ffmpeg() -> dict[str, float]:
+    raise Absent("it needs FFmpeg's shared libraries, as Debian's package ffmpeg has them")
 
 
-if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS, sys.argv[2:] or list(SIZES))
+def cases(setup: Setup) -> Iterator[Case]:
+    for size in setup.sized(SIZES, SIZES[:1]):
+        version = setup.new_folder()
+        version_of(version, realistic(*map(int, size.split("x"))), setup.sized(4000, 1000) // SHARDS)
+        yield Case(size, contestants(setup, version))
+
+
+BENCHMARKS = (
+    Benchmark(
+        "clip_loading",
+        "Loading for a CLIP",
+        "Batches for a ViT-B-32 (random crop of 0.9 to 1.0 of the picture, 224 pixels, normalised float32, tokens) "
+        "from JPEGs of each size, with two workers, or two threads for Grain, SPDL and DALI. webdataset, litData, "
+        "MDS and Grain run open_clip's transform; SPDL decodes and resizes by FFmpeg, DALI by its own kernels. The "
+        "first batch of 64 is counted from the making of the loader.",
+        cases,
+        PACE_COLUMNS,
+        promises=(
+            Promise(
+                "samples/s over open_clip's", times("samples_per_s", "tarmac", "open_clip"), "at least", 2.0
+            ),
+            Promise(
+                "samples/s over those of the best other",
+                times("samples_per_s", "tarmac", *FORMATS, *PIPELINES),
+                "at least",
+                1.0,
+            ),
+            Promise(
+                "first batch over open_clip's by its defaults",
+                share("first_batch_s", "tarmac", DEFAULTS),
+                "at most",
+                0.2,
+            ),
+        ),
+        packages=("torch", "pillow", "simplejpeg", "numpy"),
+        environments=("open_clip", "loaders", "pipelines"),
+        ratio="samples_per_s",
+        plot="samples_per_s",
+    ),
+)

@@ -30,6 +30,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -49,7 +50,8 @@ from tasks.training.devices import Device, Uploads
 from tasks.training.fake_step import footprint_on
 from tasks.training.ranks import ALONE
 from tasks.training.step import Step
-from tests.benchmarks.bench_train import Digits, Setting, beside
+from tests.benchmarks.bench_train import Digits, Setting, open_clips, ours
+from tests.benchmarks.harness import Absent, Benchmark, Case, Column, Command, Promise, Row, Setup, value
 from tests.models.examples import MODELS, TRAINED, written_parts
 
 RESULTS = Path(__file__).parent / "results"
@@ -136,15 +138,15 @@ class Bench:
         """The example of the recipe with noise in it; whatever has an order keeps it."""
         generator = torch.Generator().manual_seed(1)
         batch: dict[str, Any] = dict(self.recipe.example(self.train.batch_size, self.train.pack))
-        for name, value in batch.items():
-            if not isinstance(value, Tensor):
+        for name, tensor in batch.items():
+            if not isinstance(tensor, Tensor):
                 continue
-            if value.dtype == torch.uint8:
-                batch[name] = torch.randint(0, 256, value.shape, generator=generator, dtype=value.dtype)
-            elif value.is_floating_point():
-                batch[name] = torch.randn(value.shape, generator=generator)
+            if tensor.dtype == torch.uint8:
+                batch[name] = torch.randint(0, 256, tensor.shape, generator=generator, dtype=tensor.dtype)
+            elif tensor.is_floating_point():
+                batch[name] = torch.randn(tensor.shape, generator=generator)
             elif name in ("text", "synthetic", "volume"):
-                batch[name] = torch.randint(1, 1000, value.shape, generator=generator, dtype=value.dtype)
+                batch[name] = torch.randint(1, 1000, tensor.shape, generator=generator, dtype=tensor.dtype)
         return batch
 
 
@@ -393,12 +395,23 @@ def measure(setting: Setting, rounds: int, out: Path) -> dict[str, Any]:
         quick = replace(setting, precision="bf16", deterministic=False)
         digits = Digits.made_in(Path(folder))
         keep("digits", "device", waiting(quick, digits))
-        rates = beside(digits, quick, rounds, compiles=True)
+        rates = beside(digits, quick, rounds)
         medians = {name: statistics.median(values) for name, values in rates.items()}
         ratios = {name: round(medians[name] / medians["open_clip"], 3) for name in medians}
         keep("digits", "beside", {"rates": rates, "ratios": ratios})
     keep("digits", "kept", kept(found))
     return found
+
+
+def beside(digits: Digits, setting: Setting, rounds: int) -> dict[str, list[float]]:
+    """The samples a second of whole trainings, ours compiled too, measured in turns."""
+    ways = {
+        "tarmac": partial(ours, digits, setting),
+        "open_clip": partial(open_clips, digits, setting),
+        "compiled": partial(ours, digits, replace(setting, compile=True)),
+    }
+    taken = [{name: way()["samples_per_s"] for name, way in ways.items()} for _ in range(rounds)]
+    return {name: [row[name] for row in taken] for name in ways}
 
 
 def kept(found: Mapping[str, Any]) -> dict[str, bool]:
@@ -421,6 +434,10 @@ def card(setting: Setting) -> str:
     return "cpu" if setting.device == "cpu" else torch.cuda.get_device_name()
 
 
+def _file_of(card_name: str) -> Path:
+    return RESULTS / f"{re.sub(r'[^A-Za-z0-9]+', '-', card_name).strip('-').lower()}.json"
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="What a GPU has to prove.")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -438,12 +455,60 @@ def main(arguments: list[str]) -> int:
     setting = Setting(
         given.device, given.model, given.batch, given.steps, given.workers, given.threads, "fp32", True
     )
-    name = re.sub(r"[^A-Za-z0-9]+", "-", card(setting)).strip("-").lower()
-    out = given.out or RESULTS / f"{name}.json"
+    out = given.out or _file_of(card(setting))
     out.parent.mkdir(parents=True, exist_ok=True)
     found = measure(setting, given.rounds, out)
     print(f"{found['digits']['kept']}; all figures are in {out}")
     return 0
+
+
+def on_a_card(setup: Setup) -> Row:
+    """What the script says of the digits; all of it is in the file that is named by the card."""
+    out = setup.folder / "found.json" if setup.is_quick else None
+    words = [
+        sys.executable,
+        "-m",
+        "tests.benchmarks.bench_cuda",
+        *setup.sized((), ("--steps", 30, "--rounds", 1)),
+    ]
+    Command([*words, *(("--out", out) if out else ())])()
+    found = json.loads((out or _file_of(torch.cuda.get_device_name())).read_text())
+    ratios, device = found["digits"]["beside"]["ratios"], found["digits"]["device"]
+    return {"plain": ratios["tarmac"], "compiled": ratios["compiled"], "idle": device["idle"]}
+
+
+def cases(setup: Setup) -> Iterator[Case]:
+    if not torch.cuda.is_available():
+        raise Absent("there is no GPU that torch can use")
+    yield Case(torch.cuda.get_device_name(), {"tarmac": partial(on_a_card, setup)})
+
+
+BENCHMARKS = (
+    Benchmark(
+        "cuda",
+        "Training a CLIP on a GPU",
+        "Whole trainings on the digits, beside `open_clip_train.main`, as it is and compiled; rounds are those of the "
+        "script, whose file has everything else that a GPU has to prove.",
+        cases,
+        (
+            Column("plain", "x open_clip's samples/s", ".2f"),
+            Column("compiled", "x, compiled", ".2f"),
+            Column("idle", "share of time that the device waits", ".3f"),
+        ),
+        promises=(
+            Promise("samples/s over open_clip's", value("tarmac", "plain"), "at least", PROMISED),
+            Promise(
+                "samples/s over open_clip's, compiled",
+                value("tarmac", "compiled"),
+                "at least",
+                PROMISED_COMPILED,
+            ),
+        ),
+        packages=("torch", "open_clip_torch"),
+        rounds=1,
+        is_warm=False,
+    ),
+)
 
 
 if __name__ == "__main__":

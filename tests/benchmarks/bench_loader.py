@@ -1,30 +1,20 @@
 """Tarmac's loader beside other loaders of the same pictures: every ratio that is promised of its speed.
 
 Same pixels: all decode the same JPEGs by Pillow to the same tensors with two workers (Grain: threads), the page
-cache warm; bench_clip compares the loaders of a CLIP. A first batch is 64 samples, counted from the making of the loader, imports done. Each measurement is a process of
-its own, and peers take turns, so that a busy machine meets all alike; CPU times and what is counted in them
-vary less than rates there. Of fewer than 20,000 samples most peers begin an epoch, and workers, while they are
-measured. Tarmac's indexed reader also compares every sample's CRC32C and keeps an exact
-position. Peers run in environments of their own (loader_peers.py).
-
-    .venv/bin/python -m tests.benchmarks.bench_loader [SAMPLES [ROUNDS [SECTION...]]]
-
-SECTION: pixels, resume, memory, reads or overhead; all unless given.
+cache warm; bench_clip compares the loaders of a CLIP. A first batch is 64 samples, counted from the making of the
+loader, imports done. CPU times and what is counted in them vary less than rates on a busy machine. Of fewer than
+20,000 samples most peers begin an epoch, and workers, while they are measured. Tarmac's indexed reader also compares
+every sample's CRC32C and keeps an exact position. Peers run in environments of their own (loader_peers.py).
 """
 
 from __future__ import annotations
 
 import io
-import os
-import statistics
 import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -33,21 +23,41 @@ from tasks.dataset.tar.writer import ShardWriter
 from tasks.dataset.version.index import INDEX
 from tasks.dataset.version.layout import index_name, shard_name
 from tasks.diagnosis.memory import tree_bytes
-from tests.benchmarks import results
-from tests.benchmarks.pace import Pace
-from tests.system.foreign_env import foreign_env
+from tests.benchmarks import loader_ours
+from tests.benchmarks.harness import (
+    Benchmark,
+    Case,
+    Column,
+    Command,
+    Contestant,
+    Failed,
+    Figures,
+    Promise,
+    Row,
+    Setup,
+    call,
+    share,
+    times,
+    value,
+)
 
 SHARDS, SAMPLES, BATCH, WORKERS = 8, 500, 64, 2
 """Samples are those of a shard."""
-ROUNDS = 5
-OURS = ("indexed", "streaming")
+PACE = ("samples_per_s", "first_batch_s", "cpu_ms")
+"""What a pace is printed as."""
+PACE_COLUMNS = (
+    Column("samples_per_s", "samples/s"),
+    Column("cpu_ms", "ms of CPU a sample", ".2f"),
+    Column("first_batch_s", "first batch, s", ".2f"),
+)
+PICTURES = ("torch", "pillow", "simplejpeg", "numpy")
 PEERS = ("plain", "webdataset", "litdata", "mds", "grain")
+INDEXED = "tarmac, indexed"
 TAR_BASED = ("plain", "webdataset")
 CASE = "JPEGs of 400 x 300 to 640 x 480"
 EPOCHS_ON = (0.5, 3.7)
 """Where training is resumed."""
 LOOK_EVERY_S = 0.1
-Command = Sequence[Any]
 
 
 def version_of(
@@ -88,151 +98,145 @@ def realistic(*size: int) -> Callable[[np.random.Generator], bytes]:
     return jpeg
 
 
-def ours(action: str, reader: str, version: Path, step: int = 0) -> Command:
-    call = "import sys; from tests.benchmarks.loader_ours import main; main(*sys.argv[1:])"
-    return [sys.executable, "-c", call, action, reader, version, step]
+def stored(setup: Setup, action: str, name: str, version: Path, *more: object) -> Contestant:
+    """A peer over its own format, in which the pairs are stored at once."""
+    place, keys = version / name, PACE if action == "load" else ("p50_us", "p99_us")
+    store = setup.peer("loaders", "loader_peers", "store", name, version / "train", place)
+    if isinstance(store, Command) and action == "load" and not place.exists():
+        store.output()
+    environment = "open_clip" if name == "wids" else "loaders"
+    return setup.peer(environment, "loader_peers", action, name, version / "train", place, *more, keys=keys)
 
 
-def peer(action: str, name: str, version: Path) -> Command:
-    environment = foreign_env("open_clip" if name == "wids" else "loaders")
-    script = Path(__file__).with_name("loader_peers.py")
-    return [environment / "python", script, action, name, version / "train", version / name]
+def pictures(setup: Setup) -> Path:
+    version = setup.new_folder()
+    version_of(version, realistic(), setup.sized(20_000, 2_000) // SHARDS)
+    return version
 
 
-def numbers(command: Command) -> tuple[float, ...]:
-    """What a process of its own prints last."""
-    done = subprocess.run(
-        [str(word) for word in command],
-        check=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
+def same_pixels(setup: Setup) -> Iterator[Case]:
+    version = pictures(setup)
+    ours = {f"tarmac, {name}": call(loader_ours.paced, name, version) for name in ("indexed", "streaming")}
+    yield Case(CASE, ours | {name: stored(setup, "load", name, version) for name in PEERS})
+
+
+def resuming(setup: Setup) -> Iterator[Case]:
+    version, samples = pictures(setup), setup.sized(20_000, 2_000)
+    steps = {"at the start": 0} | {f"{on} epochs on": int(on * samples / BATCH) for on in EPOCHS_ON}
+    yield Case(CASE, {name: call(loader_ours.resumed, version, step) for name, step in steps.items()})
+
+
+def reads(setup: Setup) -> Iterator[Case]:
+    version = pictures(setup)
+    (version / "wids").mkdir()
+    yield Case(
+        CASE,
+        {"tarmac": call(loader_ours.single_reads, version), "wids": stored(setup, "read", "wids", version)},
     )
-    return tuple(map(float, done.stdout.splitlines()[-1].split()))
 
 
-def peak_mb(command: Command) -> tuple[float]:
+def memory(setup: Setup) -> Iterator[Case]:
+    version = pictures(setup)
+    commands = {
+        "tarmac, indexed": call(loader_ours.paced, "indexed", version),
+        "webdataset": stored(setup, "load", "webdataset", version),
+    }
+    yield Case(CASE, {name: partial(peak_mb, command) for name, command in commands.items()})
+
+
+def peak_mb(contestant: Contestant) -> Row:
     """The most memory that a process and its descendants have together, each page counted once."""
-    most = 0.0
-    with subprocess.Popen([str(word) for word in command], stdout=subprocess.DEVNULL) as process:
+    if not isinstance(contestant, Command):
+        return contestant()  # which says why it is absent
+    most, words = 0.0, [str(word) for word in contestant.words]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         while process.poll() is None:
             most = max(most, tree_bytes(process.pid))
             time.sleep(LOOK_EVERY_S)
-    return (most / 1e6,)
+    if process.returncode:
+        raise Failed(f"{' '.join(words)[:200]} ended with {process.returncode}")
+    return {"peak_mb": most / 1e6}
 
 
-def in_turn(
-    commands: Mapping[str, Command], rounds: int, take: Callable[[Command], tuple[float, ...]] = numbers
-) -> dict[str, tuple[float, ...]]:
-    """Medians by name; the first round warms the page cache."""
-    found: dict[str, list[tuple[float, ...]]] = {name: [] for name in commands}
-    for number in range(rounds + 1):
-        for name, command in commands.items():
-            result = take(command)
-            if number:
-                found[name].append(result)
-    return {name: tuple(map(statistics.median, zip(*all_of, strict=True))) for name, all_of in found.items()}
+def overhead(setup: Setup) -> Iterator[Case]:
+    yield Case(CASE, {"tarmac, indexed": call(loader_ours.overhead, pictures(setup))})
 
 
-def show(name: str, ratio: float, promised: str, is_kept: bool) -> None:
-    mark = "kept" if is_kept else "NOT KEPT"
-    print(f"  {name}: {ratio:.2f}, promised {promised}: {mark}", flush=True)
+def latest_of(figures: Figures) -> float:
+    """How much later the first batch of a resumed training comes than that of a new one."""
+    first, *later = (row["first_batch_s"] for row in figures.medians.values())
+    return max(later) - first
 
 
-def same_pixels(version: Path, rounds: int) -> None:
-    """Rates and first batches of the same uint8 tensors."""
-    for name in PEERS:
-        subprocess.run(list(map(str, peer("store", name, version))), check=True, capture_output=True)
-    commands = {name: peer("load", name, version) for name in PEERS}
-    commands |= {name: ours("pace", name, version) for name in OURS}
-    paces = {name: Pace(*values) for name, values in in_turn(commands, rounds).items()}
-    for name, pace in paces.items():
-        print(
-            f"  {name:10} {pace.rate:7,.0f} samples/s  {pace.cpu_ms:5.2f} ms CPU  first batch {pace.first_s:.2f} s"
-        )
-    rows = {
-        f"tarmac, {name}" if name in OURS else name: {
-            "samples_per_s": paces[name].rate,
-            "cpu_ms": paces[name].cpu_ms,
-            "first_batch_s": paces[name].first_s,
-        }
-        for name in (*OURS, *PEERS)
-    }
-    results.save("same_pixels", CASE, rows, rounds)
-    indexed = paces["indexed"]
-    best = max(paces[name].rate for name in PEERS)
-    show("samples/s over the best peer's", indexed.rate / best, "at least 1.0", indexed.rate >= best)
-    least = min(paces[name].cpu_ms for name in PEERS)
-    print(f"  CPU of the most frugal peer over ours: {least / indexed.cpu_ms:.2f}")
-    quickest = min(paces[name].first_s for name in TAR_BASED)
-    share = indexed.first_s / quickest
-    show("first batch over the best tar-based peer's", share, "at most 0.5", share <= 0.5)
-
-
-def resumed(version: Path, samples: int, rounds: int) -> None:
-    steps = [0, *(int(epochs * samples / BATCH) for epochs in EPOCHS_ON)]
-    found = in_turn({str(step): ours("first", "indexed", version, step) for step in steps}, rounds)
-    firsts = [found[str(step)][1] for step in steps]
-    print(
-        "  first batch at steps "
-        + ", ".join(f"{step}: {s:.2f} s" for step, s in zip(steps, firsts, strict=True))
-    )
-    later = max(firsts) - firsts[0]
-    show("seconds later than at the start", later, "at most 0.3", later <= 0.3)
-
-
-def reads(version: Path, rounds: int) -> None:
-    (version / "wids").mkdir()
-    found = in_turn(
-        {"wids": peer("read", "wids", version), "indexed": ours("read", "indexed", version)}, rounds
-    )
-    rows = {
-        {"indexed": "tarmac"}.get(name, name): {"p50_us": median, "p99_us": late}
-        for name, (median, late) in reversed(found.items())
-    }
-    results.save("reads", CASE, rows, rounds)
-    for place, name in enumerate(("p50", "p99")):
-        ratio = found["indexed"][place] / found["wids"][place]
-        print(f"  {name}: {found['indexed'][place]:.1f} us, wids {found['wids'][place]:.1f} us")
-        show(f"{name} over that of wids", ratio, "at most 1.0", ratio <= 1.0)
-
-
-def memory(version: Path, rounds: int) -> None:
-    commands = {
-        "webdataset": peer("load", "webdataset", version),
-        "indexed": ours("pace", "indexed", version),
-    }
-    found = in_turn(commands, rounds, peak_mb)
-    (mine,), (theirs,) = found["indexed"], found["webdataset"]
-    results.save(
-        "memory", CASE, {"tarmac, indexed": {"peak_mb": mine}, "webdataset": {"peak_mb": theirs}}, rounds
-    )
-    print(f"  peak memory: {mine:,.0f} MB, webdataset {theirs:,.0f} MB")
-    show("peak memory over webdataset's", mine / theirs, "at most 1.0", mine <= theirs)
-
-
-def overhead(version: Path, rounds: int) -> None:
-    (taken,) = in_turn({"indexed": ours("overhead", "indexed", version)}, rounds)["indexed"]
-    show("us a sample for timing, state and checksums", taken, "under 20", taken < 20)
-
-
-def main(samples: int, rounds: int, wanted: Sequence[str]) -> None:
-    print(f"{samples:,} pictures, {WORKERS} workers, medians of {rounds}, load {os.getloadavg()[0]:.1f}")
-    with tempfile.TemporaryDirectory() as folder:
-        version = Path(folder)
-        version_of(version, realistic(), samples // SHARDS)
-        sections: dict[str, Callable[[], None]] = {
-            "pixels": partial(same_pixels, version, rounds),
-            "resume": partial(resumed, version, samples, rounds),
-            "memory": partial(memory, version, rounds),
-            "reads": partial(reads, version, rounds),
-            "overhead": partial(overhead, version, rounds),
-        }
-        for name in wanted or sections:
-            print(f"{name} (load {os.getloadavg()[0]:.1f})", flush=True)
-            sections[name]()
-
-
-if __name__ == "__main__":
-    given = sys.argv[1:]
-    main(int((given or ["20000"])[0]), int((given[1:] or [ROUNDS])[0]), given[2:])
+BENCHMARKS = (
+    Benchmark(
+        "same_pixels",
+        "Loading the same pixels",
+        "The same JPEGs by Pillow to the same uint8 pixels, with two workers, or two threads for Grain: what is left "
+        "of a loader where the transform is equal.",
+        same_pixels,
+        PACE_COLUMNS,
+        promises=(
+            Promise(
+                "samples/s over the best peer's", times("samples_per_s", INDEXED, *PEERS), "at least", 1.0
+            ),
+            Promise(
+                "first batch over the best tar-based peer's",
+                share("first_batch_s", INDEXED, *TAR_BASED),
+                "at most",
+                0.5,
+            ),
+        ),
+        packages=PICTURES,
+        environments=("loaders",),
+        ratio="samples_per_s",
+        plot="samples_per_s",
+    ),
+    Benchmark(
+        "reads",
+        "Single samples at random",
+        "The members of one sample of a version, by its number, beside webdataset's own indexed reader.",
+        reads,
+        (Column("p50_us", "median, µs", ".1f"), Column("p99_us", "99th percentile, µs", ".1f")),
+        promises=(
+            Promise("median over that of wids", share("p50_us", "tarmac", "wids"), "at most", 1.0),
+            Promise("99th percentile over that of wids", share("p99_us", "tarmac", "wids"), "at most", 1.0),
+        ),
+        packages=("numpy",),
+        environments=("open_clip",),
+        ratio="p99_us",
+        is_time=True,
+    ),
+    Benchmark(
+        "memory",
+        "Memory of loading",
+        "The most that the process and its two workers have at once while they load the same pixels; a page that "
+        "several share counts once.",
+        memory,
+        (Column("peak_mb", "MB"),),
+        promises=(
+            Promise("peak over webdataset's", share("peak_mb", INDEXED, "webdataset"), "at most", 1.0),
+        ),
+        packages=("torch", "numpy"),
+        environments=("loaders",),
+    ),
+    Benchmark(
+        "resuming",
+        "The first batch of a resumed training",
+        "Seconds from the making of the loader to the first batch of 64, by where the training is taken up.",
+        resuming,
+        (Column("first_batch_s", "first batch, s", ".2f"),),
+        promises=(Promise("later than at the start", latest_of, "at most", 0.3, unit="s"),),
+        packages=("torch", "numpy"),
+    ),
+    Benchmark(
+        "overhead",
+        "What timing, state and checksums cost",
+        "CPU time per sample beyond reading and decoding it: the calls that a worker makes to say what it is at, and the "
+        "sample's CRC32C.",
+        overhead,
+        (Column("cpu_us", "µs of CPU a sample", ".1f"),),
+        promises=(Promise("CPU a sample", value(INDEXED, "cpu_us"), "at most", 20, unit="µs"),),
+        packages=("google-crc32c",),
+    ),
+)

@@ -3,17 +3,12 @@
 Handwritten digits as PNG of 32 pixels, and tiles of 128 pixels of eighteen photographs as JPEG, which are
 decoded at a reduced size for the model's 32 pixels: the hardest case. Which photograph a tile is from is the
 class; tiles of the right third of each are held out. Each pair of trainings has the same seed, so the same
-model, samples and crops. The score is zero-shot accuracy on Pillow's pixels.
-
-    .venv/bin/python -m tests.benchmarks.bench_pixels [SEEDS]
+model, samples and crops. The score is zero-shot accuracy on Pillow's pixels. A round is a seed.
 """
 
 from __future__ import annotations
 
 import io
-import statistics
-import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -33,9 +28,9 @@ from tasks.models.clip import clip
 from tasks.models.clip.clip import ClipRecipe
 from tasks.models.clip.clip_options import ClipOptions
 from tasks.models.clip.pictures import RandomCrop
-from tests.benchmarks import results
+from tests.benchmarks.harness import Benchmark, Case, Column, Figures, Promise, Setup, call, round_number
 
-SEEDS, STEPS, BATCH, LEARNING_RATE = 3, 800, 64, 1e-3
+STEPS, BATCH, LEARNING_RATE = 800, 64, 1e-3
 PHOTOS = (
     *("astronaut", "chelsea", "coffee", "rocket", "hubble_deep_field", "immunohistochemistry", "retina"),
     *("camera", "brick", "grass", "gravel", "coins", "page", "clock", "moon", "cell"),
@@ -106,18 +101,19 @@ def store(version: Path, samples: Iterator[Sample]) -> list[str]:
     return sorted({caption for listed in found.values() for _, caption, _ in listed})
 
 
-def score(version: Path, classes: list[str], crop: type[RandomCrop], seed: int) -> float:
+def score(place: str, classes: list[str], crop: str, steps: int) -> dict[str, float]:
     """Train, and return the accuracy on the held-out split."""
-    clip.RandomCrop = crop  # type: ignore[misc]
+    version, seed = Path(place), round_number()
+    clip.RandomCrop = {"quick": RandomCrop, "exact": ExactCrop}[crop]  # type: ignore[misc]
     torch.manual_seed(seed)
     recipe = ClipRecipe(ClipOptions(name="tarmac/digits"))
     model = recipe.build_model()
     task = recipe.task(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, STEPS)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, steps)
     feed = Feed((Data(version),), recipe, BATCH, seed=seed, judged_at_once=256)
     with feed.train() as batches:
-        for _, batch in zip(range(STEPS), batches, strict=False):
+        for _, batch in zip(range(steps), batches, strict=False):
             loss = task(batch)
             optimizer.zero_grad()
             (loss.sum / loss.weight).backward()
@@ -136,7 +132,7 @@ def score(version: Path, classes: list[str], crop: type[RandomCrop], seed: int) 
                 strict=True,
             )
         ]
-    return sum(right) / len(right)
+    return {"accuracy": sum(right) / len(right)}
 
 
 def captions(version: Path, keys: list[str]) -> list[str]:
@@ -146,25 +142,32 @@ def captions(version: Path, keys: list[str]) -> list[str]:
     return [reader.read(int(key[1:])).members["txt"].decode() for key in keys]
 
 
-def main(seeds: int) -> None:
+def cases(setup: Setup) -> Iterator[Case]:
     for name, samples in (("digits", digits()), ("photo tiles", tiles())):
-        with tempfile.TemporaryDirectory() as folder:
-            classes = store(Path(folder), samples)
-            rows = {}
-            for kind, crop in (("quick", RandomCrop), ("exact", ExactCrop)):
-                scores = [score(Path(folder), classes, crop, seed) for seed in range(seeds)]
-                rows[kind] = {
-                    "accuracy": statistics.mean(scores),
-                    "lowest": min(scores),
-                    "highest": max(scores),
-                }
-                print(f"{name}, {kind} pixels: " + ", ".join(f"{one:.3f}" for one in scores), flush=True)
-        noise = max(row["highest"] - row["lowest"] for row in rows.values())
-        apart = abs(rows["quick"]["accuracy"] - rows["exact"]["accuracy"])
-        mark = "kept" if apart <= max(noise, 0.01) else "NOT KEPT"
-        print(f"  {apart:.3f} apart, seeds differ by up to {noise:.3f}; promised: within noise: {mark}")
-        results.save("pixels", name, rows, seeds)
+        version = setup.new_folder()
+        given = version, store(version, samples)
+        steps = setup.sized(STEPS, 100)
+        yield Case(name, {crop: call(score, *given, crop, steps) for crop in ("quick", "exact")})
 
 
-if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else SEEDS)
+def beyond_noise(figures: Figures) -> float:
+    """How far both are apart, less what seeds differ by, or a hundredth."""
+    one, other = (row["accuracy"] for row in figures.medians.values())
+    noise = max(high - low for low, high in (span["accuracy"] for span in figures.ranges.values()))
+    return max(abs(one - other) - max(noise, 0.01), 0.0)
+
+
+BENCHMARKS = (
+    Benchmark(
+        "pixels",
+        "What quick pixels cost",
+        "Zero-shot accuracy of small CLIPs that trained on Tarmac's crops, and on the same crops by Pillow. The same "
+        "seed gives both the same start, samples and crops; a round is a seed.",
+        cases,
+        (Column("accuracy", "accuracy", ".3f"),),
+        promises=(Promise("apart by more than seeds differ", beyond_noise, "at most", 0.0),),
+        packages=("torch", "pillow", "simplejpeg", "numpy"),
+        is_warm=False,
+        average="mean",
+    ),
+)

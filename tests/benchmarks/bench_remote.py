@@ -2,31 +2,24 @@
 
 A web server and a bucket (moto's S3 server) answer after 20 ms, and one request in a hundred fails, as slow_store does
 it. Large objects are read as a build and as the loader's two readers read them; a reader that keeps a copy stands beside
-obstore with a file to write to. Small ones are read as a conversion reads images. Each measurement is a process of its
-own, and the contenders take turns.
-
-    .venv/bin/python -m tests.benchmarks.bench_remote [ROUNDS [MEGABYTES [SMALL]]]
+obstore with a file to write to. Small ones are read as a conversion reads images.
 """
 
 from __future__ import annotations
 
 import os
-import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 from tests import s3
-from tests.benchmarks import results, slow_store
-from tests.benchmarks.bench_build import HERE
+from tests.benchmarks import slow_store
+from tests.benchmarks.harness import Benchmark, Case, Column, Command, Contestant, Promise, Row, Setup, times
 from tests.services import free_port, until
-from tests.system.foreign_env import foreign_env
 
-ROUNDS, MEGABYTES, SMALL = 5, 256, 2000
+KEYS = ("bytes", "s", "cpu_s")
 SHARDS, SMALL_BYTES = 4, 30_000
 BUCKET = "bucket"
 LARGE_WAYS = ("open", "stream", "cached", "indexed", "obstore", "obstore_file", "s3fs", "s3fs_own")
@@ -43,24 +36,6 @@ PROMISES = (
     ("small", "s3fs", 2.0),
 )
 """Ours, whose, and how many times its bytes per second."""
-
-
-class Measured(NamedTuple):
-    """Bytes, seconds and CPU seconds of a reader that has its client and one connection."""
-
-    size: int
-    seconds: float
-    cpu: float
-
-    @property
-    def pace(self) -> float:
-        """Megabytes per second."""
-        return self.size / self.seconds / 1e6
-
-    @property
-    def cpu_ms(self) -> float:
-        """Milliseconds of the reader's CPU per megabyte."""
-        return self.cpu / self.size * 1e9
 
 
 @contextmanager
@@ -87,70 +62,59 @@ def far_away(folder: Path, log: Path) -> Iterator[dict[str, dict[str, str]]]:
         yield environments
 
 
-def measure(way: str, names: Sequence[str], known: dict[str, str]) -> Measured:
+def reader(setup: Setup, way: str, names: Sequence[str], known: dict[str, str]) -> Contestant:
     urls = [f"{known.get('WEB', 's3:/')}/{BUCKET}/{name}" for name in names]
-    program = [sys.executable, "-m", "tests.benchmarks.remote_ours"]
-    if way not in OURS:
-        program = [str(foreign_env("stores") / "python"), str(HERE / "remote_peers.py")]
-    with tempfile.TemporaryDirectory(prefix="tarmac-remote-cache-") as place:
-        environment = {**os.environ, **known, "TARMAC_CACHE": place}
-        done = subprocess.run([*program, way, *urls], env=environment, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{way}: {done.stderr}")
-    size, seconds, cpu = done.stdout.split()
-    return Measured(int(size), float(seconds), float(cpu))
+
+    def measured() -> Row:
+        environment = {**known, "TARMAC_CACHE": str(setup.new_folder())}
+        if way in OURS:
+            words = [sys.executable, "-m", "tests.benchmarks.remote_ours", way, *urls]
+            row = Command(words, KEYS, environment)()
+        else:
+            row = setup.peer("stores", "remote_peers", way, *urls, keys=KEYS, env=environment)()
+        megabytes = row["bytes"] / 1e6
+        return {"mb_per_s": megabytes / row["s"], "cpu_ms": row["cpu_s"] / megabytes * 1e3}
+
+    return measured
 
 
-def compare(kind: str, ways: Sequence[str], names: Sequence[str], known: dict[str, str], rounds: int) -> None:
-    taken: dict[str, list[Measured]] = {way: [] for way in ways}
-    for _ in range(rounds):
-        for way, measured in taken.items():
-            asked = names[: -(-len(names) // 10)] if len(names) > SHARDS and way == "s3fs" else names
-            measured.append(measure(way, asked, known))
-    print(f"\n{kind}, {len(names):,} objects; load average {os.getloadavg()[0]:.1f}")
-    medians = {
-        way: sorted(measured, key=lambda one: one.seconds)[rounds // 2] for way, measured in taken.items()
-    }
-    for way, median in medians.items():
-        speeds = [one.pace for one in taken[way]]
-        cpu_ms = statistics.median(one.cpu_ms for one in taken[way])
-        spread = f"{min(speeds):,.0f} to {max(speeds):,.0f}"
-        objects = median.pace * 1e6 / SMALL_BYTES
-        per_second = f", {objects:,.0f} objects/s" if len(names) > SHARDS else ""
-        print(f"  {way:14} {median.pace:7,.0f} MB/s ({spread}), {cpu_ms:.2f} ms CPU/MB{per_second}")
-    rows = {way: {"mb_per_s": one.pace, "cpu_ms": one.cpu_ms} for way, one in medians.items()}
-    for mine, theirs, promised in PROMISES:
-        if mine in medians and theirs in medians:
-            ratio = medians[mine].pace / medians[theirs].pace
-            if theirs.startswith("obstore"):
-                rows[mine]["over_obstore"] = ratio
-            cpu = medians[mine].cpu_ms / medians[theirs].cpu_ms
-            verdict = "kept" if ratio >= promised else "NOT KEPT"
-            print(f"  {mine} / {theirs}: {ratio:.2f} (its CPU x {cpu:.2f}), promised {promised}: {verdict}")
-    results.save("remote", f"{kind}, {len(names):,} objects", rows, rounds)
+def cases(setup: Setup) -> Iterator[Case]:
+    folder = setup.new_folder()
+    (folder / BUCKET).mkdir()
+    large = {f"{number}.tar": setup.sized(256, 32) << 20 for number in range(SHARDS)}
+    small = {f"{number:05d}.jpg": SMALL_BYTES for number in range(setup.sized(2000, 200))}
+    for name, size in (large | small).items():
+        (folder / BUCKET / name).write_bytes(os.urandom(size))
+    with far_away(folder, setup.folder / "log") as environments:
+        for kind, known in environments.items():
+            for ways, names in ((LARGE_WAYS, [*large]), (SMALL_WAYS, [*small])):
+                found = {}
+                for way in ways:
+                    if kind == "s3" or not way.startswith("s3fs"):
+                        few = names[: -(-len(names) // 10)] if way == "s3fs" and names[0] in small else names
+                        found[way] = reader(setup, way, few, known)
+                yield Case(f"{kind}, {len(names):,} objects", found)
 
 
-def main(rounds: int, megabytes: int, small: int) -> None:
-    foreign_env("stores")
-    with tempfile.TemporaryDirectory(prefix="tarmac-remote-") as place:
-        folder = Path(place) / "there"
-        (folder / BUCKET).mkdir(parents=True)
-        large = [f"{number}.tar" for number in range(SHARDS)]
-        for name in large:
-            (folder / BUCKET / name).write_bytes(os.urandom(megabytes << 20))
-        files = [f"{number:05d}.jpg" for number in range(small)]
-        for name in files:
-            (folder / BUCKET / name).write_bytes(os.urandom(SMALL_BYTES))
-        with far_away(folder, Path(place) / "log") as environments:
-            for kind, known in environments.items():
-                alone = measure("server", large, known)
-                print(f"{kind}: the server alone gives {alone.pace:,.0f} MB/s")
-                peers = [way for way in LARGE_WAYS if kind == "s3" or not way.startswith("s3fs")]
-                compare(kind, peers, large, known, rounds)
-                peers = [way for way in SMALL_WAYS if kind == "s3" or not way.startswith("s3fs")]
-                compare(kind, peers, files, known, rounds)
-
-
-if __name__ == "__main__":
-    given = dict(enumerate(map(int, sys.argv[1:])))
-    main(given.get(0, ROUNDS), given.get(1, MEGABYTES), given.get(2, SMALL))
+BENCHMARKS = (
+    Benchmark(
+        "remote",
+        "Reading from afar",
+        "A web server and a bucket that answer after 20 ms, and fail one request in a hundred; as many requests in "
+        "flight for each. Large objects are read as a build reads them (open), by the streaming reader (stream), and "
+        "into the node's cache, as a whole (cached) or for single samples (indexed). obstore gets the same ranges and "
+        "drops them (obstore), or writes them to a file (obstore_file). s3fs opens and reads one object after the "
+        "other (s3fs), or gets each by `cat` (s3fs_own). Small objects are read as a conversion reads images.",
+        cases,
+        (Column("mb_per_s", "MB/s"), Column("cpu_ms", "ms of CPU a MB", ".2f")),
+        promises=[
+            Promise(
+                f"MB/s of {mine} over those of {theirs}", times("mb_per_s", mine, theirs), "at least", limit
+            )
+            for mine, theirs, limit in PROMISES
+        ],
+        packages=("aiohttp",),
+        environments=("stores",),
+        plot="mb_per_s",
+    ),
+)

@@ -1,13 +1,8 @@
 """Whole trainings a second, beside open_clip's own trainer: the same model, shards, batches and threads.
 
-Each measurement is a process of its own, both take turns, and what counts is the steps after the first ones:
-loading, forward, backward, optimizer, and the rows of metrics. Ours also keeps a sign of life, checks each
-sample's CRC32C and can resume to the bit. Run it on an idle machine. The pictures are handwritten digits, as
-they are, and as JPEGs of 256 x 256 pixels, where loading limits the training.
-
-    .venv/bin/python -m tests.benchmarks.bench_train [ROUNDS]
-
-The raw digits are written and built in a temporary folder; nothing is downloaded.
+What counts is the steps after the first ones: loading, forward, backward, optimizer, and the rows of metrics. Ours
+also keeps a sign of life, checks each sample's CRC32C and can resume to the bit. The pictures are handwritten digits,
+as they are, and as JPEGs of 256 x 256 pixels, where loading limits the training. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -15,12 +10,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from PIL import Image
@@ -33,12 +29,10 @@ from tasks.loader.settings import LoaderSettings, write_settings
 from tasks.runs import metrics
 from tasks.runs.environment import rank_environment
 from tasks.runs.plan import plan
-from tests.benchmarks import results
+from tests.benchmarks.harness import Benchmark, Case, Column, Failed, Promise, Row, Setup, times
 from tests.conftest import digits_config
 
-ROUNDS = 5
-PROMISED = {None: 1.0, 256: 1.2}
-"""Our samples per second over open_clip's, by the side of the pictures; None leaves them as they are."""
+AS_THEY_ARE, AS_JPEG = "digits as they are", "digits as JPEG of 256 x 256"
 LOGGED = 10
 """Steps per measurement; the first two are left out, in which workers and kernels start."""
 PRECISIONS = {"fp32": "fp32", "bf16": "amp_bf16", "fp16": "amp"}
@@ -82,8 +76,7 @@ class Digits:
         return digits_config(self.folder / "raw", self.folder, f"runs={runs}", "evaluate=null", *overrides)
 
 
-def ours(digits: Digits, setting: Setting) -> float:
-    """Samples a second."""
+def ours(digits: Digits, setting: Setting) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         config = digits.config(
             Path(folder),
@@ -105,11 +98,11 @@ def ours(digits: Digits, setting: Setting) -> float:
             {**rank_environment(config.train), **_shown(setting)},
         )
         found = metrics.rows_of(metrics.read_metrics(run.metrics)[0], "train")
-    return statistics.median(row["train/samples_per_s"] for row in found[2:])
+    return {"samples_per_s": statistics.median(row["train/samples_per_s"] for row in found[2:])}
 
 
-def open_clips(digits: Digits, setting: Setting) -> float:
-    """Samples a second of open_clip_train.main."""
+def open_clips(digits: Digits, setting: Setting) -> Row:
+    """By open_clip_train.main."""
     shards = sorted((digits.version / "train").glob("*.tar"))
     with tempfile.TemporaryDirectory() as folder:
         model = setting.model
@@ -138,21 +131,7 @@ def open_clips(digits: Digits, setting: Setting) -> float:
             {**os.environ, **threads, **_shown(setting)},
         )
     seconds = [float(found) for found in re.findall(r"Batch \(t\): ([\d.]+)", said)]
-    return setting.batch_size / statistics.median(seconds[2:])
-
-
-def beside(
-    digits: Digits, setting: Setting, rounds: int, *, compiles: bool = False
-) -> dict[str, list[float]]:
-    """The samples a second of each, measured in turns; with `compiles` those of ours compiled too."""
-    measures = {"tarmac": lambda: ours(digits, setting), "open_clip": lambda: open_clips(digits, setting)}
-    if compiles:
-        measures["compiled"] = lambda: ours(digits, replace(setting, compile=True))
-    rates: dict[str, list[float]] = {name: [] for name in measures}
-    for _ in range(rounds):
-        for name, measure in measures.items():
-            rates[name].append(measure())
-    return rates
+    return {"samples_per_s": setting.batch_size / statistics.median(seconds[2:])}
 
 
 def _shown(setting: Setting) -> dict[str, str]:
@@ -160,7 +139,7 @@ def _shown(setting: Setting) -> dict[str, str]:
 
 
 def _call(command: list[str], environment: dict[str, str]) -> str:
-    """What it printed; its last lines on standard error where it failed."""
+    """What it printed, errors included."""
     done = subprocess.run(
         command,
         env=environment,
@@ -170,30 +149,35 @@ def _call(command: list[str], environment: dict[str, str]) -> str:
         text=True,
     )
     if done.returncode:
-        sys.stderr.write(done.stdout[-4000:])
-        done.check_returncode()
+        raise Failed(f"{' '.join(command)[:200]} ended with {done.returncode}:\n{done.stdout[-2000:]}")
     return done.stdout
 
 
-def main(rounds: int) -> None:
-    for side, promised in PROMISED.items():
-        folder = Path(tempfile.mkdtemp())
-        try:
-            setting = Setting()
-            rates = beside(Digits.made_in(folder, side), setting, rounds)
-        finally:
-            shutil.rmtree(folder)
-        medians = {name: statistics.median(found) for name, found in rates.items()}
-        ratio = medians["tarmac"] / medians["open_clip"]
-        case = "digits as they are" if side is None else f"digits as JPEG of {side} x {side}"
-        print(f"{case}: batch {setting.batch_size}, {setting.workers} worker, load {results.load():.1f}")
-        for name, found in rates.items():
-            print(f"  {name:10} {medians[name]:7,.0f} samples/s   {min(found):,.0f} to {max(found):,.0f}")
-        verdict = "kept" if ratio >= promised else "NOT KEPT"
-        print(f"  {ratio:.2f} x, promised {promised:.2f} x: {verdict} (median of {rounds})", flush=True)
-        rows = {name: {"samples_per_s": rate} for name, rate in medians.items()}
-        results.save("clip_training", case, rows, rounds)
+def cases(setup: Setup) -> Iterator[Case]:
+    setting = Setting(steps=setup.sized(80, 40))
+    for name, side in ((AS_THEY_ARE, None), (AS_JPEG, 256)):
+        digits = Digits.made_in(setup.new_folder(), side)
+        yield Case(
+            name,
+            {"tarmac": partial(ours, digits, setting), "open_clip": partial(open_clips, digits, setting)},
+        )
 
 
-if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS)
+OVER = times("samples_per_s", "tarmac", "open_clip")
+BENCHMARKS = (
+    Benchmark(
+        "clip_training",
+        "Training a CLIP",
+        "Steps of whole trainings, beside `open_clip_train.main`: the same small model, shards, batch of 256, one "
+        "worker and one thread. Pictures of 256 x 256 pixels make loading the limit.",
+        cases,
+        (Column("samples_per_s", "samples/s"),),
+        promises=(
+            Promise("samples/s over open_clip's", OVER, "at least", 1.0, cases=(AS_THEY_ARE,)),
+            Promise("samples/s over open_clip's", OVER, "at least", 1.2, cases=(AS_JPEG,)),
+        ),
+        packages=("torch", "pillow", "simplejpeg", "numpy", "open_clip_torch", "webdataset"),
+        ratio="samples_per_s",
+        plot="samples_per_s",
+    ),
+)

@@ -1,26 +1,21 @@
 """Seconds to get a CT volume ready for training: from its NIfTI or NPZ file each time, or from a prepared sample.
 
-The raw volume is a CT-like one of 1024 x 1024 x 251 voxels in HU, with correlated noise; of SIDE x SIDE x 251,
-with voxels so much larger, where a side is given. CT-CLIP's way (load, rescale, resample with torch, clip, crop
+The raw volume is a CT-like one of 1024 x 1024 x 251 voxels in HU, with correlated noise. CT-CLIP's way (load, rescale, resample with torch, clip, crop
 and pad) is done with one thread, as a loader's worker has it. A prepared sample
 is read as the indexed reader does: its span of the shard, its CRC32C, decompression. A crop comes out of a map
 of the shard, its chunks compared with their checksums. Prepared voxels are int16 HU, which the first step on
-the device makes floats; that step is also measured on the CPU. All take turns with the page cache warm.
-
-    .venv/bin/python -m tests.benchmarks.bench_volumes [rounds [side]]
+the device makes floats; that step is also measured on the CPU. A measurement is of the read after a first one, in a
+process of its own.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import statistics
-import sys
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import nibabel
@@ -34,25 +29,30 @@ from tasks.dataset.formats import npy
 from tasks.dataset.modalities.volume_report import VOLUME_REPORT
 from tasks.dataset.tar.format import Buffer
 from tasks.loader.decoders import decode_volume
+from tests.benchmarks.harness import Benchmark, Case, Column, Setup, call
 
-SIDE = int(sys.argv[2]) if __name__ == "__main__" and len(sys.argv) > 2 else 1024
-SHAPE = (251, SIDE, SIDE)
-SPACING = (1.5, 0.4 * 1024 / SIDE, 0.4 * 1024 / SIDE)
+DEPTH, SIDE = 251, 1024
 TARGET_SPACING, TARGET_SHAPE = (1.5, 0.75, 0.75), (240, 480, 480)
 CROP = (32, 128, 128)
 PEER = "NIfTI, int16, gzip"
 
 
-def raw_volume() -> np.ndarray:
+def spacing_of(side: int) -> tuple[float, float, float]:
+    """Millimetres of a voxel, of which so many lie side by side."""
+    return 1.5, 0.4 * SIDE / side, 0.4 * SIDE / side
+
+
+def raw_volume(side: int) -> np.ndarray:
     """Air, a body, two lungs, and noise of about 25 HU that neighbours share, as a scanner's kernel makes it."""
+    shape = (DEPTH, side, side)
     draws = np.random.default_rng(0)
-    z, y, x = np.ogrid[tuple(slice(-1, 1, side * 1j) for side in SHAPE)]
-    volume = np.full(SHAPE, -1000, np.int16)
-    volume[np.broadcast_to((y / 0.7) ** 2 + (x / 0.9) ** 2 < 1, SHAPE)] = 40
-    for side in (-0.4, 0.4):
-        volume[(z / 0.9) ** 2 + (y / 0.5) ** 2 + ((x - side) / 0.3) ** 2 < 1] = -850
+    z, y, x = np.ogrid[tuple(slice(-1, 1, length * 1j) for length in shape)]
+    volume = np.full(shape, -1000, np.int16)
+    volume[np.broadcast_to((y / 0.7) ** 2 + (x / 0.9) ** 2 < 1, shape)] = 40
+    for lung in (-0.4, 0.4):
+        volume[(z / 0.9) ** 2 + (y / 0.5) ** 2 + ((x - lung) / 0.3) ** 2 < 1] = -850
     for slab in volume:
-        noise = draws.standard_normal(SHAPE[1:], np.float32)
+        noise = draws.standard_normal(shape[1:], np.float32)
         noise += np.roll(noise, 1, 0)
         noise += np.roll(noise, 1, 1)
         slab += np.rint(noise * 12.5).astype(np.int16)
@@ -77,7 +77,10 @@ def from_npz(path: Path) -> torch.Tensor:
 
 
 def prepared_as_ct_clip(volume: torch.Tensor) -> torch.Tensor:
-    sizes = [int(side * (old / new)) for side, old, new in zip(SHAPE, SPACING, TARGET_SPACING, strict=True)]
+    spacing = spacing_of(volume.shape[-1])
+    sizes = [
+        int(side * (old / new)) for side, old, new in zip(volume.shape, spacing, TARGET_SPACING, strict=True)
+    ]
     volume = functional.interpolate(volume[None, None], size=sizes, mode="trilinear", align_corners=False)[
         0, 0
     ]
@@ -94,7 +97,7 @@ def prepared_as_ct_clip(volume: torch.Tensor) -> torch.Tensor:
 def prepared(folder: Path, encoding: str, volume: np.ndarray) -> Path:
     """The sample's members in one file, behind each other; beside it where they begin."""
     rules = {"window": [-1000, 1000], "spacing_mm": TARGET_SPACING, "shape": TARGET_SHAPE, "encode": encoding}
-    raw = {"npy": npy.dump(volume), "json": json.dumps({"spacing_mm": SPACING}).encode()}
+    raw = {"npy": npy.dump(volume), "json": json.dumps({"spacing_mm": spacing_of(volume.shape[-1])}).encode()}
     members = VOLUME_REPORT.take(
         {"volume": raw["npy"], "json": raw["json"], "txt": b"clear"}, dataset_block(rules)
     ).members
@@ -143,63 +146,64 @@ def crop_from_shard(path: Path) -> np.ndarray:
     return decode_volume(members, crop)  # type: ignore[arg-type]
 
 
-def seconds(action: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    action()
-    return time.perf_counter() - begin
+WAYS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    PEER: (from_nifti, "scan.nii.gz"),
+    "NPZ, int16, compressed": (from_npz, "packed.npz"),
+    "NPZ, int16, not compressed": (from_npz, "plain.npz"),
+    "NPZ, float32, not compressed": (from_npz, "floats.npz"),
+    "prepared, volume.b2nd": (from_shard, "blosc2"),
+    "prepared, volume.b2nd, as floats": (as_floats, "blosc2"),
+    "prepared, volume.npy": (from_shard, "npy"),
+    "crop, volume.b2nd": (crop_from_shard, "blosc2"),
+    "crop, volume.npy": (crop_from_shard, "npy"),
+}
+"""How a volume is had, and from which file."""
 
 
-def main(rounds: int) -> None:
+def make(folder: Path, side: int) -> None:
+    volume = raw_volume(side)
+    write_nifti(folder / "scan.nii.gz", volume)
+    np.savez_compressed(folder / "packed.npz", arr_0=volume)
+    np.savez(folder / "plain.npz", arr_0=volume)
+    np.savez(folder / "floats.npz", arr_0=volume.astype(np.float32))
+    prepared(folder, "blosc2", volume)
+    prepared(folder, "npy", volume)
+
+
+def had(way: str, folder: str) -> dict[str, float]:
+    """Milliseconds that a volume takes by one thread, and megabytes of its file."""
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        volume = raw_volume()
-        write_nifti(folder / "scan.nii.gz", volume)
-        np.savez_compressed(folder / "packed.npz", arr_0=volume)
-        np.savez(folder / "plain.npz", arr_0=volume)
-        np.savez(folder / "floats.npz", arr_0=volume.astype(np.float32))
-        begin = time.perf_counter()
-        b2nd = prepared(folder, "blosc2", volume)
-        building = time.perf_counter() - begin
-        plain = prepared(folder, "npy", volume)
-        del volume
-        difference = np.abs(from_npz(folder / "plain.npz").numpy() - as_floats(b2nd)).max()
-        print(f"prepared in {building:.1f} s, at most {difference * 1000:.2f} HU from CT-CLIP's own")
-        print(
-            f"NIfTI {size(folder / 'scan.nii.gz')}, NPZ {size(folder / 'packed.npz')}, b2nd {size(b2nd)}, npy {size(plain)}"
-        )
-        ways = {
-            PEER: partial(from_nifti, folder / "scan.nii.gz"),
-            "NPZ, int16, compressed": partial(from_npz, folder / "packed.npz"),
-            "NPZ, int16, not compressed": partial(from_npz, folder / "plain.npz"),
-            "NPZ, float32, not compressed": partial(from_npz, folder / "floats.npz"),
-            "prepared, volume.b2nd": partial(from_shard, b2nd),
-            "prepared, volume.b2nd, as floats": partial(as_floats, b2nd),
-            "prepared, volume.npy": partial(from_shard, plain),
-            "crop, volume.b2nd": partial(crop_from_shard, b2nd),
-            "crop, volume.npy": partial(crop_from_shard, plain),
-        }
-        taken: dict[str, list[float]] = {name: [] for name in ways}
-        for number in range(rounds + 1):
-            for name, action in ways.items():
-                took = seconds(action)
-                if number:  # the first round warms the page cache
-                    taken[name].append(took)
-        report(taken)
+    action, name = WAYS[way]
+    action(Path(folder, name))
+    began = time.perf_counter()
+    action(Path(folder, name))
+    took = time.perf_counter() - began
+    return {"ms": 1e3 * took, "mb": Path(folder, name).stat().st_size / 1e6}
 
 
-def size(path: Path) -> str:
-    return f"{path.stat().st_size / 1e6:.0f} MB"
+def difference(folder: str) -> dict[str, float]:
+    """HU by which a prepared volume differs from CT-CLIP's own, at most."""
+    apart = np.abs(from_npz(Path(folder, "plain.npz")).numpy() - as_floats(Path(folder, "blosc2"))).max()
+    return {"hu": float(apart) * 1000}
 
 
-def report(taken: dict[str, list[float]]) -> None:
-    slowest = statistics.median(taken[PEER])
-    print(f"medians of {len(next(iter(taken.values())))}, load average {os.getloadavg()[0]:.1f}")
-    for name, measured in taken.items():
-        median = statistics.median(measured)
-        spread = f"{min(measured) * 1e3:,.1f} to {max(measured) * 1e3:,.1f}"
-        print(f"{name:32} {median * 1e3:10,.1f} ms ({spread})  {slowest / median:8,.0f} x")
+def cases(setup: Setup) -> Iterator[Case]:
+    side = setup.sized(SIDE, 256)
+    folder = setup.lasting("volumes", partial(make, side=side))
+    yield Case(f"{side} x {side} x {DEPTH} voxels", {way: call(had, way, folder) for way in WAYS})
+    yield Case("beside CT-CLIP's own", {"prepared, volume.b2nd": call(difference, folder)})
 
 
-if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5)
+BENCHMARKS = (
+    Benchmark(
+        "volumes",
+        "Preparing a CT volume",
+        "Milliseconds until a volume of 240 x 480 x 480 voxels is there, by one thread: CT-CLIP's own preparation of a "
+        "file each time, or reading the sample that a build has prepared, all of it or a crop of 32 x 128 x 128.",
+        cases,
+        (Column("ms", "ms", ",.1f"), Column("mb", "MB of file"), Column("hu", "HU apart at most", ".2f")),
+        packages=("torch", "numpy", "nibabel", "blosc2"),
+        ratio="ms",
+        is_time=True,
+    ),
+)

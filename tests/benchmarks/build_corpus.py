@@ -1,20 +1,21 @@
 """Raw files for the benchmarks of building: photographs as far as size and cost of decoding go, and a table.
 
 Smoothed noise over gradients, 256 x 256 pixels, about 29 KB a JPEG, all different. Made once in a folder that
-is given, because making them takes longer than building shards of them.
+lasts, because making them takes longer than building shards of them.
 """
 
 from __future__ import annotations
 
 import csv
 import os
-import sys
 from concurrent.futures import ProcessPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageFilter
+
+from tests.benchmarks.harness import Setup
 
 TABLE = "captions.csv"
 SIDE, SHEET, QUALITY, PER_FOLDER = 256, 1024, 88, 1000
@@ -52,15 +53,12 @@ def write_folder(folder: Path, start: int, stop: int) -> None:
 
 
 def make(folder: Path, count: int) -> None:
-    """Write the files that are not there yet; the table last, so that it says that all are."""
+    """Write the files, and the table last."""
     table = folder / TABLE
-    if table.exists() and sum(1 for _ in table.open()) == count + 1:
-        return
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         starts = range(0, count, PER_FOLDER)
         stops = [min(start + PER_FOLDER, count) for start in starts]
-        for _ in pool.map(write_folder, [folder] * len(starts), starts, stops):
-            print(".", end="", file=sys.stderr, flush=True)
+        list(pool.map(write_folder, [folder] * len(starts), starts, stops))
     with table.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["file", "caption", "width"])
@@ -70,5 +68,7 @@ def make(folder: Path, count: int) -> None:
         )
 
 
-if __name__ == "__main__":
-    make(Path(sys.argv[1]), int(sys.argv[2]))
+def lasting(setup: Setup, usual: int = 20_000, quick: int = 1_000) -> tuple[Path, int]:
+    """The folder of a corpus that is made once, and the number of its pictures."""
+    samples = setup.sized(usual, quick)
+    return setup.lasting(f"corpus-{samples}", partial(make, count=samples)), samples

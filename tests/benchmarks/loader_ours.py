@@ -1,9 +1,4 @@
-"""Tarmac's readers, for bench_loader, which calls `main` in a process of its own.
-
-`pace` prints the pace, imports not counted; `first` the seconds to the first batch after a resume at STEP;
-`read` the microseconds of reading single samples in random order, p50 and p99; `overhead` those that a sample's
-timing, state and checksum take together.
-"""
+"""Tarmac's readers, for bench_loader, which calls each function in a process of its own."""
 
 from __future__ import annotations
 
@@ -83,14 +78,25 @@ def overhead_us(version: Path) -> float:
     return sorted(taken)[len(taken) // 2] * 1e6
 
 
-def main(action: str, reader: str, version: str, step: str = "0") -> None:
+def paced(reader: str, version: str, start_step: int = 0, seconds: float = pace.SECONDS) -> dict[str, float]:
+    """The pace; imports are not counted."""
+    warm(Path(version), reader)
+    source = batches(Path(version), reader, start_step=start_step)
     parts = PARTS if reader == "indexed" else 1
-    if action == "read":
-        print(*pace.read_us(samples(Path(version))))
-    elif action == "overhead":
-        print(overhead_us(Path(version)))
-    else:
-        warm(Path(version), reader)
-        seconds = pace.SECONDS if action == "pace" else 0.0
-        source = batches(Path(version), reader, start_step=int(step))
-        print(*pace.measure(source, 2 * WORKERS, parts, seconds))
+    found = pace.measure(source, 2 * WORKERS, parts, seconds)
+    return {"samples_per_s": found.rate, "first_batch_s": found.first_s, "cpu_ms": found.cpu_ms}
+
+
+def resumed(version: str, step: int) -> dict[str, float]:
+    """Seconds to the first batch of a training that goes on at this step."""
+    return {"first_batch_s": paced("indexed", version, step, 0.0)["first_batch_s"]}
+
+
+def single_reads(version: str) -> dict[str, float]:
+    """Microseconds of reading single samples in random order."""
+    return dict(zip(("p50_us", "p99_us"), pace.read_us(samples(Path(version))), strict=True))
+
+
+def overhead(version: str) -> dict[str, float]:
+    """Microseconds of CPU that a sample's timing, state and checksum take together."""
+    return {"cpu_us": overhead_us(Path(version))}

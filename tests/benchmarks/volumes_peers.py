@@ -29,14 +29,16 @@ def crops(shape: tuple[int, ...], crop: str, count: int) -> Iterator[Crop]:
         yield tuple(slice(at, at + part) for at, part in zip(starts, sides, strict=True))
 
 
-def measure(read: Callable[[Crop, Any], None], shape: tuple[int, ...], crop: str, repeats: int) -> None:
+def measured(
+    read: Callable[[Crop, Any], None], shape: tuple[int, ...], crop: str, repeats: int
+) -> list[float]:
     """`read` fills the batch, which is made anew each time, with the crop."""
     took = []
     for place in crops(shape, crop, repeats + 1):
         cpu, wall = time.process_time(), time.perf_counter()
         read(place, np.empty((1, *(part.stop - part.start for part in place)), np.int16))
         took.append((time.process_time() - cpu, time.perf_counter() - wall))
-    print(json.dumps([sum(each) / repeats * 1e3 for each in zip(*took[1:], strict=True)]))
+    return [sum(each) / repeats * 1e3 for each in zip(*took[1:], strict=True)]
 
 
 def write(folder: Path) -> None:
@@ -129,4 +131,4 @@ if __name__ == "__main__":
         write(Path(folder))
     else:
         shape = np.load(Path(folder) / "volume.npy", mmap_mode="r").shape
-        measure(PEERS[name](Path(folder)), shape, rest[0], int(rest[1]))
+        print(json.dumps(measured(PEERS[name](Path(folder)), shape, rest[0], int(rest[1]))))

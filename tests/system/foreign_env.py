@@ -24,19 +24,28 @@ CACHE = ROOT / ".cache" / "environments"
 
 def foreign_env(name: str) -> Path:
     """The `bin` folder of the environment that `other_tools/<name>.txt` describes, made when it is not there."""
-    wanted = (PINS / f"{name}.txt").read_text()
-    constraints = without(named(wanted), (ROOT / "constraints.txt").read_text())
-    digest = hashlib.sha256(f"{sys.version}\n{wanted}\n{constraints}".encode()).hexdigest()[:12]
-    folder = CACHE / f"{name}-{digest}"
+    folder, wanted, constraints = _described(name)
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "ready").exists():
+        if not is_made(name):
             for old in CACHE.glob(f"{name}-*"):
                 shutil.rmtree(old)
             make(folder, wanted, constraints)
             (folder / "ready").touch()
     return folder / "bin"
+
+
+def is_made(name: str) -> bool:
+    return (_described(name)[0] / "ready").exists()
+
+
+def _described(name: str) -> tuple[Path, str, str]:
+    """The folder of an environment, the pins of its own, and those of constraints.txt that it shares."""
+    wanted = (PINS / f"{name}.txt").read_text()
+    constraints = without(named(wanted), (ROOT / "constraints.txt").read_text())
+    digest = hashlib.sha256(f"{sys.version}\n{wanted}\n{constraints}".encode()).hexdigest()[:12]
+    return CACHE / f"{name}-{digest}", wanted, constraints
 
 
 def make(folder: Path, wanted: str, constraints: str) -> None:

@@ -1,0 +1,99 @@
+"""Run benchmarks, keep what they measure, and report every promise.
+
+    python -m tests.benchmarks [--quick] [NAME...]     all of the suite unless named
+    python -m tests.benchmarks --list                  what there is, and how long it took
+    python -m tests.benchmarks --page                  writes docs/benchmarks.md of the kept figures
+
+It goes on after an error and ends with 1 then. A promise that is missed is a result and no error, and what needs a
+device that is not here is a line.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.benchmarks import page, results
+from tests.benchmarks.harness import Absent, Benchmark, Failed, measure, spoken
+from tests.benchmarks.suite import SUITE, load
+
+
+def say(line: str = "") -> None:
+    print(line, flush=True)
+
+
+def run(benchmark: Benchmark, folder: Path, is_quick: bool) -> list[str]:
+    """The lines of its promises."""
+    lines = []
+    for measured in measure(benchmark, is_quick, say):
+        case = results.keep(folder, benchmark, measured)
+        say("\n".join(f"    {line}" for line in page.table(benchmark, case).splitlines()))
+        for who, why in measured.left_out.items():
+            say(f"    without {who}: {why}")
+        for verdict in case["promises"]:
+            text, limit, figure, mark = page.said_of(verdict).split(" | ")
+            mark = mark.strip("*")
+            lines.append(f"{mark:6}  {benchmark.name}, {measured.case}: {text}: {figure}, promised {limit}")
+            say(f"    {lines[-1]}")
+    return lines
+
+
+def run_all(names: Sequence[str], is_quick: bool) -> int:
+    folder = results.QUICK if is_quick else results.KEPT
+    expected = {name: results.seconds_of(folder, name) for name in names}
+    told, errors, absent = [], [], []
+    began = time.monotonic()
+    for place, name in enumerate(names, 1):
+        took = f"took {spoken(expected[name])} last time" if expected[name] else "was not measured before"
+        left = sum(expected[later] for later in names[place:])
+        say(f"[{place}/{len(names)}] {name}: {took}" + (f"; then {spoken(left)} of others" if left else ""))
+        try:
+            told += run(load(name), folder, is_quick)
+        except Absent as reason:
+            absent.append(f"absent  {name}: {reason}")
+            say(f"  {absent[-1]}")
+        except Failed as error:
+            errors.append(f"error   {name}: {str(error).splitlines()[0]}")
+            say(f"  {error}")
+        except Exception as error:  # noqa: BLE001 - the others are measured in any case
+            errors.append(f"error   {name}: {type(error).__name__}: {error}")
+            say(traceback.format_exc())
+    everything = [load(name) for name in SUITE]
+    if is_quick:
+        page.write(everything, folder, page.QUICK_PAGE, page.QUICK_INTRODUCTION)
+    else:
+        page.write(everything, folder, page.PAGE, page.INTRODUCTION)
+    say(
+        f"\n{len(names)} benchmarks in {spoken(time.monotonic() - began)}; {page.QUICK_PAGE if is_quick else page.PAGE}"
+    )
+    for line in [*told, *absent, *errors]:
+        say(line)
+    return 1 if errors else 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = {word for word in arguments if word.startswith("-")}
+    names = [word for word in arguments if word not in options]
+    unknown = [*(options - {"--quick", "--list", "--page"}), *(name for name in names if name not in SUITE)]
+    if unknown:
+        print(f"no benchmark {', '.join(unknown)}; there are {', '.join(SUITE)}", file=sys.stderr)
+        return 2
+    if "--list" in options:
+        for name in SUITE:
+            seconds = results.seconds_of(results.KEPT, name)
+            known = (
+                spoken(seconds) if seconds else "kept" if results.read(results.KEPT, name) else "never kept"
+            )
+            say(f"{name:16} {known:>12}  {load(name).title}")
+        return 0
+    if "--page" in options:
+        page.write([load(name) for name in SUITE], results.KEPT, page.PAGE, page.INTRODUCTION)
+        return 0
+    return run_all(names or list(SUITE), "--quick" in options)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
