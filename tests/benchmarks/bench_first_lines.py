@@ -2,22 +2,19 @@
 
 The project is the example of the digits, as a new user has it after the README's first page: built, with a run of
 a few steps. Commands that need something else (a server, a hub, another trainer) are left out.
-`python -m tests.benchmarks.bench_first_lines` prints the medians.
 """
 
 from __future__ import annotations
 
 import shutil
-import statistics
-import sys
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
+from tests.benchmarks.harness import Benchmark, Case, Column, Failed, Row, Setup
 from tests.conftest import ROOT
-from tests.flows.terminal import TerminalSession, on_terminal
+from tests.flows.terminal import on_terminal
 
-TIMES = 5
 CONFIG = "configs/digits-clip.yaml"
 FEW = ["--set", "train.steps=20", "--set", "train.checkpoint_every=20", "--set", "evaluate.every=20"]
 BEGIN: Sequence[Sequence[str]] = (["example", "digits"], ["run", CONFIG, *FEW])
@@ -46,31 +43,35 @@ COMMANDS: Sequence[Sequence[str]] = (
 )
 
 
-def main(only: Sequence[str]) -> None:
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        shutil.copytree(ROOT / "configs", folder / "configs")
-        for words in BEGIN:
-            begun = on_terminal(words, folder)
-            assert begun.code == 0, begun.text
-        print(f"{'command':<34} {'first line':>10} {'gap':>7} {'end':>7} {'CPU':>7}   s, medians of {TIMES}")
-        for words in COMMANDS:
-            if not only or words[0] in only:
-                print(_row(words, [_once(words, folder) for _ in range(TIMES)]), flush=True)
-
-
-def _once(words: Sequence[str], folder: Path) -> TerminalSession:
+def typed(words: Sequence[str], folder: Path) -> Row:
     (folder / "new.yaml").unlink(missing_ok=True)
-    return on_terminal(words, folder)
+    seen = on_terminal(words, folder)
+    if seen.code:
+        raise Failed(f"tarmac {' '.join(words)} ended with {seen.code}: {seen.text}")
+    return {"first_s": seen.first_s, "gap_s": seen.longest_gap_s, "s": seen.seconds, "cpu_s": seen.cpu_s}
 
 
-def _row(words: Sequence[str], seen: Sequence[TerminalSession]) -> str:
-    figures = ("first_s", "longest_gap_s", "seconds", "cpu_s")
-    first, *others = (statistics.median(getattr(one, name) for one in seen) for name in figures)
-    code = "" if not seen[-1].code else f"  exit code {seen[-1].code}"
-    shown = " ".join(words)[:34]
-    return f"{shown:<34} {first:>10.2f} {' '.join(f'{value:>7.2f}' for value in others)}{code}"
+def cases(setup: Setup) -> Iterator[Case]:
+    folder = setup.new_folder()
+    shutil.copytree(ROOT / "configs", folder / "configs")
+    for words in BEGIN:
+        typed(words, folder)
+    some = setup.sized(COMMANDS, COMMANDS[:5])
+    yield Case("the digits", {f"`{' '.join(words[:3])}`": partial(typed, words, folder) for words in some})
 
 
-if __name__ == "__main__":
-    main(sys.argv[1:])
+BENCHMARKS = (
+    Benchmark(
+        "first_lines",
+        "Commands on a terminal",
+        "From the start of each command on a terminal to its first line, the longest pause between two lines, the end, "
+        "and the time of the CPU, in the project of the example.",
+        cases,
+        (
+            Column("first_s", "s to the first line", ".2f"),
+            Column("gap_s", "longest pause, s", ".2f"),
+            Column("s", "s in all", ".2f"),
+            Column("cpu_s", "s of CPU", ".2f"),
+        ),
+    ),
+)

@@ -2,43 +2,38 @@
 
 The join of a million hashes (a tenth of them copies with up to six changed bits) stands beside faiss, which
 compares every pair on the same cores; faiss gets a tenth of the hashes, and its time is scaled by the square.
-The build of 256-pixel JPEGs stands beside itself without the measures of pictures and captions. Each
-measurement is a process of its own, all take turns.
-
-    .venv/bin/python -m tests.benchmarks.bench_quality [ROUNDS]
+The build of 256-pixel JPEGs stands beside itself without the measures of pictures and captions.
 """
 
 from __future__ import annotations
 
-import os
+import resource
 import shutil
-import statistics
-import subprocess
 import sys
-import tempfile
+import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
-from tests.benchmarks import build_corpus
-from tests.system.foreign_env import foreign_env
-
-ROUNDS, ROWS, PICTURES = 5, 1_000_000, 6000
-JOIN = """
-import resource, sys, time
 import numpy as np
+from numpy.typing import NDArray
+
 from tasks.dataset.duplicates import Looks, nearly_equal
-from tests.benchmarks.bench_quality import planted
-rows = int(sys.argv[1])
-coarse, copies, sources = planted(rows)
-rng = np.random.default_rng(1)
-fine, spectrum = rng.integers(0, 2**64, (rows, 3), np.uint64), rng.integers(-127, 128, (rows, 63), np.int8)
-fine[copies], spectrum[copies] = fine[sources], spectrum[sources]
-looks = Looks(coarse, coarse, coarse, fine, spectrum, np.full(rows, 50, np.float32))
-began = time.perf_counter()
-found = nearly_equal(looks, np.arange(rows))
-took = time.perf_counter() - began
-recall = (found[copies] == found[sources]).mean()
-print(recall, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3, took)
-"""
+from tests.benchmarks import build_corpus
+from tests.benchmarks.harness import (
+    Benchmark,
+    Case,
+    Column,
+    Command,
+    Promise,
+    Row,
+    Setup,
+    call,
+    value,
+)
+
+ROWS, PICTURES = 1_000_000, 6000
+OURS, FAISS_ALL = "tarmac", "faiss, all pairs"
 FAISS = """
 import sys, time
 import faiss, numpy as np
@@ -64,10 +59,8 @@ main(sys.argv[1], sys.argv[3], "1", "decode")
 """
 
 
-def planted(rows: int):  # type: ignore[no-untyped-def]
-    """Return random hashes (rows,), a tenth of them copies, with the rows of the copies and of their sources."""
-    import numpy as np
-
+def planted(rows: int) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
+    """Random hashes (rows,), a tenth of them copies, with the rows of the copies and of their sources."""
     rng = np.random.default_rng(0)
     hashes = rng.integers(0, 2**64, rows, np.uint64)
     copies = np.arange(rows - rows // 10, rows)
@@ -78,39 +71,65 @@ def planted(rows: int):  # type: ignore[no-untyped-def]
     return hashes, copies, sources
 
 
-def last_line(*command: object) -> list[float]:
-    done = subprocess.run([str(part) for part in command], check=True, stdout=subprocess.PIPE, text=True)
-    return [float(value) for value in done.stdout.split("\n")[-2].split()]
+def joined(rows: int) -> Row:
+    """`recall` is in percent of the planted copies."""
+    coarse, copies, sources = planted(rows)
+    rng = np.random.default_rng(1)
+    fine, spectrum = (
+        rng.integers(0, 2**64, (rows, 3), np.uint64),
+        rng.integers(-127, 128, (rows, 63), np.int8),
+    )
+    fine[copies], spectrum[copies] = fine[sources], spectrum[sources]
+    looks = Looks(coarse, coarse, coarse, fine, spectrum, np.full(rows, 50, np.float32))
+    began = time.perf_counter()
+    found = nearly_equal(looks, np.arange(rows))
+    took = time.perf_counter() - began
+    recall = 100 * float((found[copies] == found[sources]).mean())
+    return {"s": took, "mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3, "recall": recall}
 
 
-def main(rounds: int = ROUNDS) -> None:
-    import numpy as np
-
-    with tempfile.TemporaryDirectory(prefix="tarmac-quality-") as name:
-        folder = Path(name)
-        np.save(folder / "hashes.npy", planted(ROWS // 10)[0])
-        build_corpus.make(folder / "corpus", PICTURES)
-        joins, peers, builds = [], [], {"with": [], "without": []}
-        faiss = foreign_env("faiss") / "python"
-        for _ in range(rounds):
-            joins.append(last_line(sys.executable, "-c", JOIN, ROWS))
-            peers.append(last_line(faiss, "-c", FAISS, ROWS // 10, folder / "hashes.npy")[0] * 100)
-            for kind, times in builds.items():
-                shutil.rmtree(folder / "out", ignore_errors=True)
-                times.append(
-                    last_line(sys.executable, "-c", BUILD, folder / "corpus", kind, folder / "out")[0]
-                )
-    seconds = statistics.median(join[2] for join in joins)
-    memory, recall = max(join[1] for join in joins), min(join[0] for join in joins)
-    peer = statistics.median(peers)
-    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, median of {rounds}")
-    print(f"join of {ROWS:,} hashes: {seconds:.1f} s, {memory:,.0f} MB, recall {recall:.4f}")
-    print(f"    faiss, all pairs (scaled from {ROWS // 10:,}): {peer:,.0f} s; ratio {peer / seconds:,.0f}")
-    measured, plain = (statistics.median(builds[kind]) for kind in ("with", "without"))
-    print(f"build of {PICTURES:,} pictures of 256 pixels: {measured:.2f} s, without measures {plain:.2f} s")
-    print(f"    measuring takes {measured / plain - 1:.1%} of the time")
-    print(f"    promised: 60 s and 1 GB; {'kept' if seconds <= 60 and memory <= 1000 else 'NOT KEPT'}")
+def measured_build(corpus: Path, kind: str, setup: Setup) -> Row:
+    out = setup.new_folder()
+    try:
+        return Command([sys.executable, "-c", BUILD, corpus, kind, out / "out"], ("s",))()
+    finally:
+        shutil.rmtree(out)
 
 
-if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+def cases(setup: Setup) -> Iterator[Case]:
+    rows, folder = setup.sized(ROWS, 20_000), setup.new_folder()
+    part = rows // 10
+    np.save(folder / "hashes.npy", planted(part)[0])
+    peer = setup.peer("faiss", "-c", FAISS, part, folder / "hashes.npy", keys=("s",))
+
+    def all_pairs() -> Row:
+        return {"s": peer()["s"] * (rows // part) ** 2}
+
+    yield Case(f"copies among {rows:,} hashes", {OURS: call(joined, rows), FAISS_ALL: all_pairs})
+    build_corpus.make(folder / "corpus", setup.sized(PICTURES, 200))
+    ways = {"with measures": "with", "without": "without"}
+    yield Case(
+        "a build of pictures of 256 pixels",
+        {name: partial(measured_build, folder / "corpus", kind, setup) for name, kind in ways.items()},
+    )
+
+
+BENCHMARKS = (
+    Benchmark(
+        "quality",
+        "Knowing whether data is any good",
+        "Near copies among a million hashes, a tenth of them planted with up to six changed bits, beside faiss's "
+        "comparison of every pair on the same cores, whose time is that of a tenth of the hashes times a hundred. And a "
+        "build of 6,000 pictures on one core with the measures of pictures and captions, and without.",
+        cases,
+        (Column("s", "s", ".2f"), Column("mb", "MB"), Column("recall", "% found", ".2f")),
+        promises=(
+            Promise("time", value(OURS, "s"), "at most", 60.0, unit="s"),
+            Promise("memory", value(OURS, "mb"), "at most", 1000.0, unit="MB"),
+        ),
+        packages=("numpy", "pillow"),
+        environments=("faiss",),
+        ratio="s",
+        is_time=True,
+    ),
+)

@@ -3,21 +3,13 @@
 The plain loop is put together as MobileCLIP's trainer is: webdataset shuffles, decodes and hands samples to a
 function that draws an augmentation, replays it by torchvision, and picks rows of the embeddings; a DataLoader
 batches them; the loss multiplies out every pair of features in both directions. Model, batch, optimizer,
-shards and number of workers are the same; ours compares every sample's CRC32C besides. Both take turns in one
-process, with the page cache warm.
-
-    .venv/bin/python -m tests.benchmarks.bench_reinforced [WORKERS [BATCH [MODEL]]]
+shards and number of workers are the same; ours compares every sample's CRC32C besides.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import statistics
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -40,9 +32,10 @@ from tasks.models import recipes
 from tasks.models.clip.openclip import open_clip
 from tasks.training.devices import Device
 from tasks.training.step import Step
+from tests.benchmarks.harness import Benchmark, Case, Column, Promise, Row, Setup, call, times
 from tests.conftest import ROOT
 
-ROUNDS, SKIPPED, STEPS = 5, 5, 25
+SKIPPED, BATCH, WORKERS = 5, 64, 1
 NAMES = (
     *("Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color"),
     *("Contrast", "Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize"),
@@ -131,49 +124,55 @@ def plain_loss(options: Any, scale: Any, image: Any, text: Any, known_image: Any
     return total
 
 
-def rate(steps: Callable[[], Iterator[None]], batch: int) -> float:
-    """Samples a second."""
-    with closing(steps()) as taken:  # type: ignore[type-var]
+def given(folder: Path) -> Config:
+    """The example's config, its raw data and its dataset in the folder."""
+    changes = [
+        f"dataset.output={folder}/data",
+        f"dataset.source.path={folder}/raw",
+        f"train.batch_size={BATCH}",
+    ]
+    return load_config(ROOT / "configs/reinforced-clip.yaml", [*changes, "train.model.name=tarmac/digits"])
+
+
+def trained(way: str, folder: str, steps: int) -> Row:
+    torch.set_num_threads(1)
+    config = given(Path(folder))
+    loop = ours if way == "tarmac" else theirs
+    with closing(loop(config, build(config).version, WORKERS)) as taken:  # type: ignore[type-var]
         for _ in range(SKIPPED):
             next(taken)
         began = time.perf_counter()
-        for _ in range(STEPS):
+        for _ in range(steps):
             next(taken)
-        return STEPS * batch / (time.perf_counter() - began)
+        return {"samples_per_s": steps * BATCH / (time.perf_counter() - began)}
 
 
-def main(workers: int, batch: int, model: str) -> None:
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        raw = Path(folder, "raw")
-        raw.mkdir()
-        reinforced(raw)
-        changes = [
-            f"dataset.output={folder}/data",
-            f"dataset.source.path={raw}",
-            f"train.batch_size={batch}",
-            f"train.model.name={model}",
-        ]
-        config = load_config(ROOT / "configs/reinforced-clip.yaml", changes)
-        version = build(config).version
-        contenders = {"tarmac": ours, "plain loop": theirs}
-        rates: dict[str, list[float]] = {name: [] for name in contenders}
-        for _ in range(ROUNDS):
-            for name, contender in contenders.items():
-                rates[name].append(rate(partial(contender, config, version, workers), batch))
-    medians = {name: statistics.median(found) for name, found in rates.items()}
-    print(
-        json.dumps({name: [round(one, 1) for one in found] for name, found in rates.items()}),
-        f"\n{model}, {workers} workers, batches of {batch}: tarmac {medians['tarmac']:,.0f} samples/s, "
-        f"plain loop {medians['plain loop']:,.0f}: {medians['tarmac'] / medians['plain loop']:.2f} x "
-        f"(median of {ROUNDS}, load average {os.getloadavg()[0]:.1f})",
-    )
+def cases(setup: Setup) -> Iterator[Case]:
+    folder = setup.new_folder()
+    (folder / "raw").mkdir()
+    reinforced(folder / "raw")
+    build(given(folder))
+    ways = ("tarmac", "plain loop")
+    yield Case("digits", {way: call(trained, way, folder, setup.sized(50, 5)) for way in ways})
 
 
-if __name__ == "__main__":
-    given = sys.argv[1:]
-    main(
-        int(given[0]) if given else 1,
-        int(given[1]) if len(given) > 1 else 64,
-        given[2] if len(given) > 2 else "tarmac/digits",
-    )
+BENCHMARKS = (
+    Benchmark(
+        "reinforced",
+        "Training on reinforced data",
+        "Steps of a small CLIP that learns from teachers, with loading, one worker and one thread, beside a plain PyTorch "
+        "loop over webdataset that is put together as MobileCLIP's trainer is, with the same model, shards and batch of 64.",
+        cases,
+        (Column("samples_per_s", "samples/s"),),
+        promises=(
+            Promise(
+                "samples/s over the plain loop's",
+                times("samples_per_s", "tarmac", "plain loop"),
+                "at least",
+                1.0,
+            ),
+        ),
+        packages=("torch", "torchvision", "webdataset", "open_clip_torch"),
+        ratio="samples_per_s",
+    ),
+)

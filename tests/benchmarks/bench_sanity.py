@@ -1,11 +1,9 @@
 """What the checks of a training on itself cost: their share of the time of all its steps, and what comes once.
 
 At the start and at checkpoints until the model has learned, weights are kept and pairs are exchanged; that does not
-grow with the steps and is shown apart, in milliseconds. Each recipe trains its example in this process by two threads, with a clock around every call of the checks,
-so no other noise of the machine is in the figure. The steps of the examples take tens of milliseconds, those
-of real trainings longer by far, and the checks hardly longer: this is the worst case.
-
-    .venv/bin/python -m tests.benchmarks.bench_sanity
+grow with the steps and is shown apart, in milliseconds. Each recipe trains its example by two threads, with a clock
+around every call of the checks, so no other noise of the machine is in the figure. The steps of the examples take tens
+of milliseconds, those of real trainings longer by far, and the checks hardly longer: this is the worst case.
 """
 
 from __future__ import annotations
@@ -24,15 +22,15 @@ from tasks.dataset.building.builder import build
 from tasks.runs.plan import plan
 from tasks.training import loop
 from tasks.training.sanity.sanity import Sanity
+from tests.benchmarks.harness import Benchmark, Case, Column, Promise, Row, Setup, call, value
 from tests.conftest import ROOT
 from tests.training.helpers import set_workers, train_here
 
-BOUND = 0.005
 CASES = {
-    "clip": ("digits", "digits-clip.yaml", ("train.steps=600",)),
-    "ct_clip": ("phantoms", "phantoms-ct.yaml", ("train.steps=200",)),
-    "vlm": ("digits-chat", "digits-chat.yaml", ("train.steps=600",)),
-    "clip_reinforced": ("reinforced", "reinforced-clip.yaml", ("train.steps=300",)),
+    "clip": ("digits", "digits-clip.yaml", 600),
+    "ct_clip": ("phantoms", "phantoms-ct.yaml", 200),
+    "vlm": ("digits-chat", "digits-chat.yaml", 600),
+    "clip_reinforced": ("reinforced", "reinforced-clip.yaml", 300),
 }
 SPENT = {"steps": 0.0, "once": 0.0}
 
@@ -65,38 +63,50 @@ class TimedSanity(Sanity):
         timed(inner.__exit__)(None, None, None)
 
 
-def share(name: str, folder: Path) -> tuple[float, float, float]:
-    """Milliseconds that a step took, the share of the checks in all steps, and the milliseconds that came once."""
-    os.chdir(folder)
-    example, config, keys = CASES[name]
-    examples.write_example(example, Path("data/raw") / example)
-    overrides = (
-        *keys,
-        "evaluate=null",
-        "track.mode=disabled",
-        "train.checkpoint_every=200",
-        "train.threads=2",
-    )
-    settings = load_config(ROOT / "configs" / config, overrides)
-    run = plan(settings, build(settings).version)
-    set_workers(run, 0)
-    SPENT.update(steps=0.0, once=0.0)
-    began = time.perf_counter()
-    steps = train_here(run)
-    elapsed = time.perf_counter() - began
-    return 1000 * elapsed / steps, SPENT["steps"] / elapsed, 1000 * SPENT["once"]
-
-
-def main() -> None:
+def trained(name: str, steps: int) -> Row:
+    """What a step took, the share of the checks in all steps, and what came once."""
     loop.Sanity = TimedSanity  # type: ignore[misc]
-    worst = 0.0
-    for name in CASES:
-        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-            step_ms, spent, once_ms = share(name, Path(folder))
-        worst = max(worst, spent)
-        print(f"{name}: {spent:.2%} of {step_ms:.1f} ms a step; once {once_ms:.0f} ms", flush=True)
-    print(f"at most {BOUND:.1%}: {'kept' if worst <= BOUND else 'NOT KEPT'}")
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        os.chdir(folder)
+        example, config, _ = CASES[name]
+        examples.write_example(example, Path("data/raw") / example)
+        keys = (
+            f"train.steps={steps}",
+            "evaluate=null",
+            "track.mode=disabled",
+            "train.checkpoint_every=200",
+            "train.threads=2",
+        )
+        settings = load_config(ROOT / "configs" / config, keys)
+        run = plan(settings, build(settings).version)
+        set_workers(run, 0)
+        began = time.perf_counter()
+        train_here(run)
+        elapsed = time.perf_counter() - began
+    spent = {"percent": 100 * SPENT["steps"] / elapsed, "once_ms": 1000 * SPENT["once"]}
+    return {"step_ms": 1000 * elapsed / steps, **spent}
 
 
-if __name__ == "__main__":
-    main()
+def cases(setup: Setup) -> Iterator[Case]:
+    for name in setup.sized([*CASES], ["clip"]):
+        yield Case(name, {"the checks": call(trained, name, setup.sized(CASES[name][2], 50))})
+
+
+BENCHMARKS = (
+    Benchmark(
+        "sanity",
+        "What a training's checks on itself cost",
+        "The share of the time of all steps that the checks take, with a clock around every call of them, in the "
+        "trainings of the examples on two threads of the CPU, whose steps are as short as any; and what comes once, at "
+        "the start and at checkpoints until the model has learned.",
+        cases,
+        (
+            Column("percent", "% of the steps", ".2f"),
+            Column("step_ms", "ms a step", ".1f"),
+            Column("once_ms", "ms once"),
+        ),
+        promises=(Promise("share of the steps", value("the checks", "percent"), "at most", 0.5, unit="%"),),
+        packages=("torch",),
+        is_warm=False,
+    ),
+)

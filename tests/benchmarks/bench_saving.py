@@ -1,19 +1,15 @@
 """How long a checkpoint holds up the training: written aside, as it is, and in the training's own time.
 
-A model of 100 MB with AdamW's two moments, 300 MB a checkpoint, trained on the CPU by two threads. Each round
-times the same steps three times: without a checkpoint, with one written aside, with one written in between.
-What a checkpoint costs is the difference, as a share of a minute: that of one a minute.
-
-    .venv/bin/python -m tests.benchmarks.bench_saving
+A model of 100 MB with AdamW's two moments, 300 MB a checkpoint, trained on the CPU by two threads. The same steps
+are timed without a checkpoint, and with one written aside or in between. What a checkpoint costs is the difference, as
+a share of a minute: that of one a minute.
 """
 
 from __future__ import annotations
 
-import os
-import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -22,9 +18,11 @@ from torch import nn
 from tasks.runs.folder import RunFolder
 from tasks.training import checkpoints
 from tasks.training.checkpoints import CheckpointSaver
+from tests.benchmarks.harness import Benchmark, Case, Column, Failed, Row, Setup, call
 
 WIDTH, LAYERS, BATCH = 2048, 6, 16
-ROUNDS, STEPS = 3, 20
+STEPS = 20
+ASIDE, BETWEEN = "written aside", "written in between"
 
 
 class Training:
@@ -56,10 +54,10 @@ def timed(training: Training, begin: Callable[[], None]) -> float:
     return time.perf_counter() - began
 
 
-def main() -> None:
+def cost(way: str) -> Row:
+    """Of one checkpoint; `percent` is of a minute."""
     torch.set_num_threads(2)
     training = Training()
-    size = sum(value.numel() * value.element_size() for value in training.model.state_dict().values())
     with tempfile.TemporaryDirectory() as folder:
         run = RunFolder(Path(folder))
         aside = CheckpointSaver(run)
@@ -72,25 +70,34 @@ def main() -> None:
 
         timed(training, save_aside)
         aside.wait()
-        cost: dict[str, list[float]] = {"written aside": [], "written in between": []}
-        for _ in range(ROUNDS):
-            alone = timed(training, lambda: None)
-            for name, begin in (("written aside", save_aside), ("written in between", save_between)):
-                cost[name].append(timed(training, begin) - alone)
-                began = time.perf_counter()
-                aside.wait()
-                if time.perf_counter() - began > 0.01:
-                    print(f"{name}: the writing outlasted the {STEPS} steps, so its cost is understated")
-    print(
-        f"{size / 1e6:.0f} MB of weights, a step {alone / STEPS:.3f} s, load average {os.getloadavg()[0]:.1f}"
-    )
-    for name, seconds in cost.items():
-        middle = statistics.median(seconds)
-        print(
-            f"{name:18} {middle:6.2f} s ({min(seconds):.2f} to {max(seconds):.2f}) "
-            f"a checkpoint: {middle / 60:.2%} of a minute"
-        )
+        before = timed(training, lambda: None)
+        with_one = timed(training, save_aside if way == ASIDE else save_between)
+        began = time.perf_counter()
+        aside.wait()
+        if time.perf_counter() - began > 0.01:
+            raise Failed(f"the writing outlasted the {STEPS} steps, so its cost is understated")
+        alone = (before + timed(training, lambda: None)) / 2
+        seconds = with_one - alone
+    return {"s": seconds, "percent": seconds / 60 * 100, "step_s": alone / STEPS}
 
 
-if __name__ == "__main__":
-    main()
+def cases(setup: Setup) -> Iterator[Case]:
+    yield Case("100 MB of weights", {way: call(cost, way) for way in (ASIDE, BETWEEN)})
+
+
+BENCHMARKS = (
+    Benchmark(
+        "saving",
+        "Saving a checkpoint",
+        "How long a checkpoint of 100 MB of weights and AdamW's two moments, 300 MB in all, holds up a training on two "
+        "threads of the CPU: written aside, as the training does it, and in between. Steps with a checkpoint are timed "
+        "against steps without; noise of the machine can make the difference negative.",
+        cases,
+        (
+            Column("s", "s of a checkpoint", ".2f"),
+            Column("percent", "% of a minute", ".2f"),
+            Column("step_s", "s of a step", ".3f"),
+        ),
+        packages=("torch", "safetensors"),
+    ),
+)

@@ -1,11 +1,9 @@
 """What the search for loader settings finds, and how long it takes, beside a sweep of every setting.
 
 Of pictures with the CLIP training transform, by both readers, of the same as from a disk that answers after
-LATENCY_S, and of conversations packed into rows. The training is taken for endlessly fast, so that nothing but the loader's rate decides. The sweep measures each
-setting for SWEPT_S, as one would by hand. What search and sweep found best is then measured in turns, since
-the best of many noisy figures flatters itself. The worst of several searches counts.
-
-    .venv/bin/python -m tests.benchmarks.bench_search [SEARCHES [SHAPE...]]
+LATENCY_S, and of conversations packed into rows. The training is taken for endlessly fast, so that nothing but the
+loader's rate decides. The sweep measures each setting for SWEPT_S, as one would by hand. What search and sweep found
+best is then measured in turns, since the best of many noisy figures flatters itself.
 """
 
 from __future__ import annotations
@@ -14,15 +12,14 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
+from collections.abc import Iterator
 from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from tasks.core import config as configs
-from tasks.core.process import available_cores
 from tasks.core.schema import Config
 from tasks.dataset.version import versions
 from tasks.diagnosis.bench import BATCH_S, searched, space_of
@@ -32,11 +29,11 @@ from tasks.loader.settings import Setting
 from tasks.loader.workers import Transform
 from tasks.models.recipes import load_recipe, module_of
 from tests.benchmarks.bench_loader import SHARDS, realistic, version_of
+from tests.benchmarks.harness import Benchmark, Case, Column, Promise, Row, Setup, call, value
 from tests.conftest import ROOT
 
-SEARCHES, SWEPT_S, TURNS = 3, 2.0, 5
+SWEPT_S, TURNS = 2.0, 5
 LATENCY_S = 0.05
-LEAST_RATE, MOST_TIME = 0.95, 1 / 6
 PICTURES = 4_000
 
 
@@ -79,8 +76,9 @@ def conversations(folder: Path) -> tuple[Config, Path]:
     return config, versions.resolve(config.dataset.output)
 
 
-def compare(name: str, config: Config, version: Path, searches: int) -> bool:
-    """Print what was found, and whether it keeps both promises."""
+def compared(shape: str, folder: str, swept_s: float) -> Row:
+    """One search and one sweep; `rate` is what the search chose over the best that the sweep found, in turns."""
+    config, version = SHAPES[shape](Path(folder))
     assert config.train is not None
     forkserver.start_forkserver(module_of(config.train))
     recipe = load_recipe(config.train)
@@ -88,61 +86,68 @@ def compare(name: str, config: Config, version: Path, searches: int) -> bool:
     bench = Bench(feed_of(config, version, shapes, prefetch=2), config.train.threads)
     with bench.batches(workers=1, batch_size=1) as batches:
         next(batches)  # the forkserver's imports are neither's
-    found, taken = [], []
-    for _ in range(searches):
-        began = time.perf_counter()
-        space = space_of(config, version, bench, is_free=True)
-        size = min(config.train.batch_size, bench.samples_within(BATCH_S))
-        chosen, measurements = searched(bench, space, size, inf)
-        taken.append(time.perf_counter() - began)
-        found.append(chosen.setting)
-        print(
-            f"  search {taken[-1]:6.1f} s  {len(measurements):3} settings  {described(chosen.setting)}",
-            flush=True,
-        )
     began = time.perf_counter()
-    swept = [bench.measure(setting, size, seed, SWEPT_S) for seed, setting in enumerate(space, start=1000)]
+    space = space_of(config, version, bench, is_free=True)
+    size = min(config.train.batch_size, bench.samples_within(BATCH_S))
+    chosen, measurements = searched(bench, space, size, inf)
+    search_s, began = time.perf_counter() - began, time.perf_counter()
+    swept = [bench.measure(setting, size, seed, swept_s) for seed, setting in enumerate(space, start=1000)]
     sweep_s = time.perf_counter() - began
-    ranked = sorted(swept, key=lambda one: one.samples_per_s, reverse=True)
-    print(f"  sweep  {sweep_s:6.1f} s  {len(swept):3} settings  {described(ranked[0].setting)}", flush=True)
-    finalists = list(dict.fromkeys([*(one.setting for one in ranked[:2]), *found]))
+    best = [one.setting for one in sorted(swept, key=lambda one: one.samples_per_s, reverse=True)[:2]]
+    finalists = list(dict.fromkeys([*best, chosen.setting]))
     rates: dict[Setting, list[float]] = {setting: [] for setting in finalists}
     for turn in range(TURNS):
         for setting in finalists[turn % len(finalists) :] + finalists[: turn % len(finalists)]:
-            rates[setting].append(bench.measure(setting, size, 2000 + turn, SWEPT_S).samples_per_s)
+            rates[setting].append(bench.measure(setting, size, 2000 + turn, swept_s).samples_per_s)
     medians = {setting: statistics.median(its) for setting, its in rates.items()}
-    for setting, median in medians.items():
-        low, high = min(rates[setting]), max(rates[setting])
-        print(f"  {described(setting):36} {median:8,.0f}/s ({low:,.0f} to {high:,.0f}) in turns")
-    best = max(medians[one.setting] for one in ranked[:2])
-    rate, share = min(medians[one] for one in found) / best, max(taken) / sweep_s
-    print(f"{name}: rate {rate:.2f} of the sweep's best (at least {LEAST_RATE})")
-    print(f"{name}: time 1/{1 / share:.1f} of the sweep's (at most 1/6), load {os.getloadavg()[0]:.1f}")
-    return rate >= LEAST_RATE and share <= MOST_TIME
-
-
-def described(setting: Setting) -> str:
-    return f"{setting.workers} workers, {setting.prefetch} ahead, {setting.reader}"
-
-
-def measure_shape(name: str, searches: int) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        sys.exit(not compare(name, *SHAPES[name](Path(folder)), searches))
+    return {
+        "rate": medians[chosen.setting] / max(medians[one] for one in best),
+        "share": search_s / sweep_s,
+        "search_s": search_s,
+        "settings": len(measurements),
+        "sweep_s": sweep_s,
+        "swept": len(swept),
+    }
 
 
 SHAPES = {"pictures": pictures, "distant": distant, "conversations": conversations}
+TITLES = {
+    "pictures": "pictures",
+    "distant": "pictures from a disk that answers after 50 ms",
+    "conversations": "packed conversations",
+}
 
 
-def main(searches: int = SEARCHES, *names: str) -> None:
-    """Each shape in a process of its own, as its forkserver imports what one recipe needs. The process has no
-    main module, which every worker would import anew."""
-    print(f"{available_cores()} cores", flush=True)
-    module, failed = "tests.benchmarks.bench_search", 0
-    for name in names or SHAPES:
-        code = f"from {module} import measure_shape; measure_shape({name!r}, {searches})"
-        failed += subprocess.run([sys.executable, "-c", code], check=False).returncode
-    sys.exit(1 if failed else 0)
+def cases(setup: Setup) -> Iterator[Case]:
+    for shape in setup.sized([*SHAPES], ["conversations"]):
+
+        def search(shape: str = shape) -> Row:
+            return call(compared, shape, setup.new_folder(), setup.sized(SWEPT_S, 0.1))()
+
+        yield Case(TITLES[shape], {"the search": search})
 
 
-if __name__ == "__main__":
-    main(*map(int, sys.argv[1:2]), *sys.argv[2:])
+BENCHMARKS = (
+    Benchmark(
+        "search",
+        "Tuning the loader",
+        "What the search for loader settings finds, where nothing but the loader's rate counts, and how long it takes, "
+        "beside a sweep that measures each setting for two seconds, as one would by hand. What both found best is then "
+        "measured in five turns.",
+        cases,
+        (
+            Column("rate", "rate over the sweep's best", ".2f"),
+            Column("share", "time over the sweep's", ".3f"),
+            Column("search_s", "s", ".1f"),
+            Column("settings", "settings measured", ".0f"),
+            Column("sweep_s", "s of the sweep", ".1f"),
+            Column("swept", "settings in all", ".0f"),
+        ),
+        promises=(
+            Promise("rate over the sweep's best", value("the search", "rate"), "at least", 0.95),
+            Promise("time over the sweep's", value("the search", "share"), "at most", round(1 / 6, 3)),
+        ),
+        packages=("torch", "webdataset"),
+        is_warm=False,
+    ),
+)

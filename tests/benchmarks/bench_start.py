@@ -1,33 +1,27 @@
 """Seconds from the start of a process to the end of its first step, for each recipe's tiny model.
 
-Every measurement is a process of its own; the contenders take turns. Beside them stands open_clip by itself:
-its import, a model of the same size, and a step of torch's AdamW. With another checkout of Tarmac as argument
-its code starts as well, in this environment:
+Beside the recipes stands open_clip by itself: its import, a model of the same size, and a step of torch's AdamW.
 
-    .venv/bin/python -m tests.benchmarks.bench_start [CHECKOUT]
-
-With `samples`, the seconds from the imports to the first batch of 8 workers, from an index of 10^4 samples and from
-one of 10^7, whose rows lie in a sparse file: neither the index nor a list of files travels to a worker.
-
-    .venv/bin/python -m tests.benchmarks.bench_start samples
+The other benchmark takes the seconds from the imports to the first batch of 8 workers, from an index of 10^4 samples
+and from one of 10^7, whose rows lie in a sparse file: neither the index nor a list of files travels to a worker.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
 import sys
-import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
-ROUNDS = 9
+from tests.benchmarks.harness import Benchmark, Case, Column, Command, Promise, Row, Setup, value
+
 WORKERS, BATCH = 8, 256
 INDEXES = {10**4: 10, 10**7: 1000}
 """Samples, and the shards that they lie in."""
-PROMISED_S = 1.0
 RECIPES = ("clip", "clip_reinforced", "ct_clip", "vlm")
 HERE = Path(__file__).resolve().parents[2]
 PEER = """
@@ -63,14 +57,9 @@ def start(folder: Path, name: str) -> None:
     import importlib
 
     from tasks.core.schema import Train
-    from tasks.models import recipes
+    from tasks.models import late, recipes
 
-    try:
-        from tasks.models import late
-    except ImportError:  # of a checkout that imports all
-        pass
-    else:
-        late.put_off_compiler()
+    late.put_off_compiler()
     train = Train.model_validate(json.loads((folder / f"{name}.json").read_text()))
     importlib.import_module(recipes.module_of(train))
 
@@ -100,64 +89,67 @@ def first_batch(version: Path) -> None:
         print(time.perf_counter() - began)
 
 
-def compare_indexes(place: Path) -> None:
-    """Print the medians of `first_batch` for each of INDEXES."""
-    taken: dict[int, list[float]] = {samples: [] for samples in INDEXES}
-    for samples, shards in INDEXES.items():
-        (place / f"{samples}").mkdir()
-        write = f"import tests.soak.billion as b, pathlib; b.write(pathlib.Path.cwd(), {samples}, {shards})"
-        run(place / f"{samples}", "-c", write)
-    for _ in range(ROUNDS):
-        for samples, times in taken.items():
-            command = [sys.executable, __file__, "first", place / f"{samples}"]
-            environment = {**os.environ, "PYTHONPATH": str(HERE)}
-            done = subprocess.run(command, check=True, env=environment, capture_output=True, text=True)
-            times.append(float(done.stdout))
-    for samples, times in taken.items():
-        print(
-            f"{samples:,} samples, {WORKERS} workers: first batch in {statistics.median(times):.2f} s",
-            end=", ",
-        )
-        print(f"{min(times):.2f} to {max(times):.2f}, promised {PROMISED_S}; load {os.getloadavg()[0]:.1f}")
-
-
-def run(checkout: Path, *command: str) -> float:
-    """Return the seconds of a process with the checkout's code."""
+def seconds_of(command: Sequence[object]) -> Row:
+    """A process as a whole, from the root of the repository."""
     began = time.perf_counter()
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(checkout), str(HERE)])}
-    subprocess.run([sys.executable, *command], check=True, cwd=checkout, env=environment)
-    return time.perf_counter() - began
+    subprocess.run(
+        [sys.executable, *map(str, command)],
+        check=True,
+        cwd=HERE,
+        env={**os.environ, "PYTHONPATH": str(HERE)},
+    )
+    return {"s": time.perf_counter() - began}
 
 
-def main(checkouts: dict[str, Path]) -> None:
-    with tempfile.TemporaryDirectory() as place:
-        for name, checkout in checkouts.items():
-            (Path(place) / name).mkdir()
-            run(checkout, __file__, "make", f"{place}/{name}")
-        for recipe in RECIPES:
-            taken: dict[str, list[float]] = {name: [] for name in (*checkouts, "open_clip")}
-            for number in range(ROUNDS + 1):
-                for name, times in taken.items():
-                    command = [__file__, "start", f"{place}/{name}", recipe]
-                    if name == "open_clip":
-                        command = ["-c", PEER]
-                    measured = run(checkouts.get(name, HERE), *command)
-                    if number:  # the first round warms the page cache
-                        times.append(measured)
-            medians = {name: statistics.median(times) for name, times in taken.items()}
-            ratios = [f"{medians['here'] / s:.2f} x {name}'s {s:.2f} s" for name, s in medians.items()]
-            print(f"{recipe}: {medians['here']:.2f} s: {', '.join(ratios[1:])}", flush=True)
+def recipe_cases(setup: Setup) -> Iterator[Case]:
+    folder = setup.new_folder()
+    seconds_of([__file__, "make", folder])
+    for recipe in setup.sized(RECIPES, RECIPES[:1]):
+        ours = partial(seconds_of, [__file__, "start", folder, recipe])
+        yield Case(recipe, {"tarmac": ours, "open_clip alone": partial(seconds_of, ["-c", PEER])})
+
+
+def index_cases(setup: Setup) -> Iterator[Case]:
+    for samples, shards in INDEXES.items():
+        place = setup.new_folder()
+        write = f"import tests.soak.billion as b, pathlib; b.write(pathlib.Path({str(place)!r}), {samples}, {shards})"
+        seconds_of(["-c", write])
+        first = Command([sys.executable, __file__, "first", place], ("s",), {"PYTHONPATH": str(HERE)})
+        yield Case(f"{samples:,} samples", {"tarmac": first})
+
+
+BENCHMARKS = (
+    Benchmark(
+        "start",
+        "From the start of a process to its first step",
+        "A rank with the recipe's tiny model, from the start of its process to the end of its first step. Beside it is "
+        "open_clip by itself: its import, a model of the size of the recipe `clip`'s, and a step of torch's AdamW.",
+        recipe_cases,
+        (Column("s", "s", ".2f"),),
+        packages=("torch", "open_clip_torch", "transformers"),
+        ratio="s",
+        is_time=True,
+        rounds=9,
+    ),
+    Benchmark(
+        "first_batch",
+        "The first batch of a large dataset",
+        "Eight workers and batches of 256, from the making of the loader to its first batch; the imports do not count. "
+        "The index's rows lie in a sparse file.",
+        index_cases,
+        (Column("s", "s", ".2f"),),
+        promises=(Promise("the first batch", value("tarmac", "s"), "at most", 1.0, unit="s"),),
+        packages=("torch",),
+        rounds=9,
+    ),
+)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["make"]:
-        make(Path(sys.argv[2]))
-    elif sys.argv[1:2] == ["start"]:
-        start(Path(sys.argv[2]), sys.argv[3])
-    elif sys.argv[1:2] == ["first"]:
-        first_batch(Path(sys.argv[2]))
-    elif sys.argv[1:2] == ["samples"]:
-        with tempfile.TemporaryDirectory(prefix="tarmac-start-") as place:
-            compare_indexes(Path(place))
+    word, *given = sys.argv[1:]
+    if word == "make":
+        make(Path(given[0]))
+    elif word == "start":
+        start(Path(given[0]), given[1])
     else:
-        main({"here": HERE, **{Path(path).name: Path(path).resolve() for path in sys.argv[1:2]}})
+        first_batch(Path(given[0]))

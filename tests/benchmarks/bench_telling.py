@@ -2,19 +2,15 @@
 
 The training process says what it is at, measures its waits, looks whether a checkpoint failed, and appends a
 row of metrics every `log_every` steps; each of its workers keeps its state in a mapped file. Nothing is
-trained here: what is timed is all that a step costs beside its arithmetic. Medians of ROUNDS, in time of the
-CPU, which a busy machine does not stretch.
-
-    .venv/bin/python -m tests.benchmarks.bench_telling
+trained here: what is timed is all that a step costs beside its arithmetic, in time of the CPU, which a busy machine
+does not stretch.
 """
 
 from __future__ import annotations
 
-import os
-import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -27,9 +23,10 @@ from tasks.runs.metrics import TRAIN_AXIS, MetricsWriter, make_row
 from tasks.runs.phases import PhaseWriter
 from tasks.training.checkpoints import CheckpointSaver
 from tasks.training.meter import Meter
+from tests.benchmarks.harness import Benchmark, Case, Column, Promise, Row, Setup, call, value
 
-ROUNDS, STEPS, TRANSITIONS = 7, 3000, 50_000
-STEP_BOUND_US, TRANSITION_BOUND_US = 20.0, 2.0
+STEPS, TRANSITIONS = 3000, 50_000
+TOLD = ("a step", "stage entered", "sample begun", "sample read", "batch made")
 
 
 class Telling:
@@ -61,27 +58,38 @@ def microseconds(work: Callable[[], object], times: int) -> float:
     return 1e6 * (time.thread_time() - began) / times
 
 
-def main() -> None:
+def told(name: str) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         run = RunFolder(Path(folder))
+        if name == TOLD[0]:
+            return {"us": microseconds(Telling(run), STEPS)}
         writer = WorkerStates(run.workers, 0, "train").keep(0)
         shard = worker_state.shard_field("train/000007.tar")
-        work: dict[str, tuple[Callable[[], object], int, float]] = {
-            "a step": (Telling(run), STEPS, STEP_BOUND_US),
-            "stage entered": (lambda: writer.enter(WorkerStage.DECODE), TRANSITIONS, TRANSITION_BOUND_US),
-            "sample begun": (lambda: writer.reading(shard, 12, 51_200), TRANSITIONS, TRANSITION_BOUND_US),
-            "sample read": (writer.transforming, TRANSITIONS, TRANSITION_BOUND_US),
-            "batch made": (lambda: writer.handing_over(64), TRANSITIONS, TRANSITION_BOUND_US),
-        }
-        print(f"load average {os.getloadavg()[0]:.1f}")
-        for name, (what, times, bound) in work.items():
-            costs = [microseconds(what, times) for _ in range(ROUNDS)]
-            middle = statistics.median(costs)
-            verdict = "holds" if middle <= bound else "does NOT hold"
-            print(
-                f"{name:14} {middle:6.2f} us ({min(costs):.2f} to {max(costs):.2f}), bound {bound:g}: {verdict}"
-            )
+        changes: tuple[Callable[[], object], ...] = (
+            lambda: writer.enter(WorkerStage.DECODE),
+            lambda: writer.reading(shard, 12, 51_200),
+            writer.transforming,
+            lambda: writer.handing_over(64),
+        )
+        return {"us": microseconds(dict(zip(TOLD[1:], changes, strict=True))[name], TRANSITIONS)}
 
 
-if __name__ == "__main__":
-    main()
+def cases(setup: Setup) -> Iterator[Case]:
+    yield Case("one process", {name: call(told, name) for name in TOLD})
+
+
+BENCHMARKS = (
+    Benchmark(
+        "telling",
+        "What a training pays for telling of itself",
+        "Microseconds of the CPU: of a step all but its arithmetic (what it is at, its waits, a look for a failed "
+        "checkpoint, and its row of metrics), and of a loader's worker each entry into its mapped file.",
+        cases,
+        (Column("us", "us", ".2f"),),
+        promises=tuple(
+            Promise(name, value(name, "us"), "at most", 20.0 if name == TOLD[0] else 2.0, unit="us")
+            for name in TOLD
+        ),
+        packages=("torch",),
+    ),
+)

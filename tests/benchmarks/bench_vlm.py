@@ -3,19 +3,13 @@
 The plain loop does what nanoVLM's does: logits of every token, the mean over the answers' tokens, AdamW, and a
 mask that hides what fills up rows, but not the conversations of a pack from each other. The parts are
 `tarmac/chat`, with the vocabulary of SmolLM2, whose logits take most of the time, and with its own of bytes,
-where they take little. By one thread on the CPU and in its own seconds, which other programs do not change;
-each ratio is the median of those of 15 pairs of runs, one after the other.
-
-    .venv/bin/python -m tests.benchmarks.bench_vlm
+where they take little. By one thread on the CPU and in its own seconds, which other programs do not change.
 """
 
 from __future__ import annotations
 
-import os
-import statistics
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -27,10 +21,10 @@ from tasks.models import recipes
 from tasks.models.vlm.vlm import PADDING, VisionLanguageModel, real_tiles, rows_of
 from tasks.training.devices import Device
 from tasks.training.step import Step
+from tests.benchmarks.harness import Benchmark, Case, Column, Promise, Row, Setup, call, times
 from tests.models.examples import chat
 
 SMOLLM2 = 49_218
-ROUNDS = 15
 ROWS, CONVERSATIONS = 2, 3
 MODEL = {"vision": "tarmac/chat", "language": "tarmac/chat", "pixel_shuffle": 2, "max_side": 32}
 
@@ -72,8 +66,9 @@ def plain_loop(model: VisionLanguageModel, batch: dict[str, Any]) -> Callable[[]
     return step
 
 
-def ratio(vocabulary: int | None, steps: int) -> float:
-    """Tokens a second of the recipe by those of the plain loop."""
+def trained(way: str, vocabulary: int | None, steps: int) -> Row:
+    """`tokens_per_s` of the recipe, or of the plain loop."""
+    torch.set_num_threads(1)
     block = {"batch_size": ROWS, "steps": 1000, "lr": 1e-4, "checkpoint_every": 1000}
     train = Train.model_validate({"recipe": "vlm", "model": MODEL, **block})
     recipe: Any = recipes.load_recipe(train)
@@ -83,35 +78,43 @@ def ratio(vocabulary: int | None, steps: int) -> float:
         for n in range(ROWS * CONVERSATIONS)
     ]
     batch = rows_of(samples)
-    take, number = (
-        Step(recipe, model_of(recipe, vocabulary), train, Device(torch.device("cpu"), "fp32")),
-        iter(range(10_000)),
-    )
-    ways = {
-        "tarmac": lambda: take(next(number), batch),
-        "plain": plain_loop(model_of(recipe, vocabulary).train(), batch),
-    }
-    for way in ways.values():
-        way()
-    taken: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(ROUNDS):
-        for name, way in ways.items():
-            taken[name].append(seconds(way, steps))
-    tokens = batch["tokens"].numel()
-    for name, times in taken.items():
-        print(f"{name:8} {tokens / statistics.median(times):10,.0f} tokens/s")
-    found = statistics.median(plain / own for own, plain in zip(taken["tarmac"], taken["plain"], strict=True))
-    name = "its own" if vocabulary is None else f"{vocabulary:,}"
-    print(f"ratio    {found:.2f} with a vocabulary of {name} (at least 1.00)", flush=True)
-    return found
+    model = model_of(recipe, vocabulary)
+    take = plain_loop(model.train(), batch)
+    if way == "tarmac":
+        step = Step(recipe, model, train, Device(torch.device("cpu"), "fp32"))
+        numbers = iter(range(10_000))
+
+        def take() -> None:
+            step(next(numbers), batch)
+
+    take()
+    return {"tokens_per_s": batch["tokens"].numel() / seconds(take, steps)}
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    found = [ratio(SMOLLM2, 1), ratio(None, 5)]
-    print(f"load average {os.getloadavg()[0]:.1f}")
-    sys.exit(0 if min(found) >= 1 else 1)
+def cases(setup: Setup) -> Iterator[Case]:
+    for name, vocabulary, steps in (("vocabulary of SmolLM2", SMOLLM2, 5), ("vocabulary of bytes", None, 25)):
+        given = (vocabulary, setup.sized(steps, 1))
+        yield Case(name, {way: call(trained, way, *given) for way in ("tarmac", "plain loop")})
 
 
-if __name__ == "__main__":
-    main()
+BENCHMARKS = (
+    Benchmark(
+        "vlm",
+        "A step of a vision-language model",
+        "Steps of the recipe `vlm` on one thread, in seconds of the CPU, beside a plain PyTorch loop of the same parts on "
+        "the same packs, which computes the logits of every token as nanoVLM's does. Ours also hides the conversations "
+        "of a pack from each other.",
+        cases,
+        (Column("tokens_per_s", "tokens/s"),),
+        promises=(
+            Promise(
+                "tokens/s over the plain loop's",
+                times("tokens_per_s", "tarmac", "plain loop"),
+                "at least",
+                1.0,
+            ),
+        ),
+        packages=("torch", "transformers"),
+        ratio="tokens_per_s",
+    ),
+)
