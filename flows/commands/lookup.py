@@ -79,8 +79,13 @@ def rejects(
 def _table_at(place: Path) -> Path:
     from tasks.dataset.preview import version_at
     from tasks.dataset.version.layout import REJECTS
+    from tasks.dataset.version.manifest import require_known_format
 
-    return place if place.name == REJECTS else version_at(place) / REJECTS
+    if place.name == REJECTS:
+        return place
+    version = version_at(place)
+    require_known_format(version)
+    return version / REJECTS
 
 
 def _rows_of(path: Path, columns: Sequence[str], reason: str | None = None) -> Iterator[dict[str, Any]]:

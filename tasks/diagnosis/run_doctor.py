@@ -10,8 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from tasks.core import config as configs
+from tasks.core.errors import first_line
 from tasks.core.files import read_json
 from tasks.core.findings import MARKS, Finding, Report
 from tasks.core.process import Identity
@@ -97,8 +99,8 @@ def _from_records(run: RunFolder, number: int, identities: Sequence[Identity]) -
     elif not findings and state.state in ("failed", "stalled"):
         what = state.reason or "it ended, and its agent recorded no cause"
         findings = [Finding("unknown", "warning", "see its log", evidence={"what": what})]
-    stored = run.observation(number)
-    seen = Observation.from_json(read_json(stored)) if stored.exists() else None
+    seen, unread = _stored(run.observation(number))
+    not_seen += unread
     if (
         not state.reason
         and findings
@@ -108,6 +110,16 @@ def _from_records(run: RunFolder, number: int, identities: Sequence[Identity]) -
         sentence = f"{state.state}, but {sentence_of(findings[0])}"
     verdict = Verdict("gone", sentence, Report(findings, [], not_seen))
     return Examination(f"run {run.name}", run.name, verdict, seen, time.time())
+
+
+def _stored(path: Path) -> tuple[Observation | None, list[str]]:
+    """Return the agent's last observation, if there is one, and what cannot be shown of it."""
+    try:
+        return Observation.from_json(read_json(path)), []
+    except FileNotFoundError:
+        return None, []
+    except (OSError, ValueError) as error:
+        return None, [f"its processes when they stood still ({path.name}: {first_line(error)})"]
 
 
 def _gone(run: RunFolder, state: RunRecord, number: int) -> Finding:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,17 +66,22 @@ class LedgerEntry:
         )
 
 
+FIELDS = tuple(one.name for one in fields(LedgerEntry))
+
+
 def append(path: Path, entry: LedgerEntry) -> None:
     """Append one line; a line torn by a crash before it stays a line of its own."""
     append_line(path, json.dumps(vars(entry), ensure_ascii=False))
 
 
 def read_ledger(path: Path) -> list[LedgerEntry]:
-    """Return all entries; lines that are no entry are skipped."""
+    """Return all entries; lines that are no entry are skipped, and fields that a newer Tarmac has added:
+    without its entry an evaluation would be done again."""
     entries = []
     for row in read_lines(path)[0]:
+        known = {name: row[name] for name in FIELDS if name in row}
         try:
-            entry = LedgerEntry(**{**row, "tried": tuple(row.get("tried", ()))})
+            entry = LedgerEntry(**{**known, "tried": tuple(known.get("tried", ()))})
         except TypeError:
             continue
         if isinstance(entry.step, int) and isinstance(entry.task, str) and isinstance(entry.at, int | float):

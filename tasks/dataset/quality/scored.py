@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
@@ -22,7 +22,6 @@ from tasks.core.findings import Finding
 from tasks.core.units import count, counted, number, percent
 from tasks.dataset.quality.assessment import Found, ShownSample, path_of
 
-FORMAT = 1
 NOTABLE = 0.01
 """The share of misaligned captions that is named."""
 CHANCE = 0.25
@@ -53,7 +52,7 @@ class ScoreSummary:
     highest: Sequence[ShownSample] = ()
     duplicates: Mapping[str, float] = field(default_factory=dict)
     repeated: Sequence[ShownSample] = ()
-    format: int = FORMAT
+    format: Literal[1] = 1
 
     @property
     def limit(self) -> float | None:

@@ -32,7 +32,7 @@ from tasks.dataset.version.layout import (
     shard_name,
     sizes_name,
 )
-from tasks.dataset.version.manifest import Manifest, content_digest, version_name
+from tasks.dataset.version.manifest import Manifest, another_format, content_digest, version_name
 from tasks.dataset.version.records import InvalidRecord, parse_record
 
 if TYPE_CHECKING:
@@ -69,8 +69,9 @@ class VersionTables:
         try:
             manifest = parse_record(Manifest, content)
         except InvalidRecord as error:
-            is_newer = error.field == "format" and str(error.given).startswith("tarmac/")
-            self._files.blame(MANIFEST, f"damaged: {error}", UPDATE if is_newer else Fix.TABLE)
+            another = another_format(error.given) if error.field == "format" else None
+            fix = Fix.TABLE if another is None else UPDATE
+            self._files.blame(MANIFEST, another or f"damaged: {error}", fix)
             return None
         if not all(map(is_split, manifest.splits)):
             raise Misfit("it names a split as none can be named")

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tasks.core.errors import DataError
 from tasks.dataset.version.layout import index_name
+from tasks.dataset.version.manifest import require_known_format
 
 INDEX = np.dtype([("shard", "<u4"), ("offset", "<u8"), ("length", "<u8"), ("crc32c", "<u4")])
 """One row per sample: the shard's number in the split, and the byte offset, byte length and CRC32C of the
@@ -25,8 +26,9 @@ sample's whole span in the tar, from the header of its first member to the last 
 
 
 def read_index(version: Path, split: str) -> NDArray[np.void]:
-    """The split's index, memory-mapped, dtype INDEX; DataError that names the existing splits, or the
-    damage."""
+    """The split's index, memory-mapped, dtype INDEX; DataError that names the existing splits, the damage,
+    or the format of a version that another Tarmac made."""
+    require_known_format(version)
     path = version / index_name(split)
     if not path.exists():
         names = ", ".join(sorted(entry.stem for entry in path.parent.glob("*.npy"))) or "none"

@@ -20,6 +20,8 @@ from tasks.core.units import counted
 from tasks.dataset.version.layout import MANIFEST, NAME_DIGITS
 from tasks.dataset.version.records import InvalidRecord, parse_record
 
+FORMAT = "tarmac/1"
+"""The format of a version that this Tarmac writes, and the only one that it reads."""
 MOST_KINDS = 6
 """How many kinds of files a line names."""
 THUMBNAILS, HIDDEN = "thumbnails in ", "hidden in "
@@ -151,7 +153,30 @@ def read_manifest(version: Path) -> Manifest:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     except InvalidRecord as error:
-        raise DataError(f"{path} is damaged or newer than this program: {error}") from None
+        another = another_format(error.given) if error.field == "format" else None
+        raise DataError(f"{path} {another or f'is damaged or newer than this program: {error}'}") from None
+
+
+def another_format(given: object) -> str | None:
+    """Explain that a version has a format of another Tarmac's, in words that go on from the file's name;
+    None where `given`, the manifest's `format`, is this one's or none at all."""
+    if given == FORMAT or not str(given).startswith("tarmac/"):
+        return None
+    return f"is of the newer format {str(given)[:40]}; this Tarmac reads {FORMAT}: update it"
+
+
+def require_known_format(version: Path) -> None:
+    """DataError for a version of another format, whose other files may mean something else than they do here.
+
+    A manifest that is missing or torn says nothing about the format; verify reports it.
+    """
+    path = version / MANIFEST
+    try:
+        given = json.loads(path.read_bytes())["format"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return
+    if (another := another_format(given)) is not None:
+        raise DataError(f"{path} {another}")
 
 
 def rejects_allowed(budget: float, read: int) -> int:
