@@ -229,7 +229,8 @@ class Observation:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Observation:
-        """ValueError for an object of another format."""
-        if value.get("format") != FORMAT:
-            raise ValueError(f"an observation of format {value.get('format')}; this Tarmac reads {FORMAT}")
+        """ValueError for an object of another format, and for what is no observation."""
+        given = value.get("format") if isinstance(value, Mapping) else None
+        if given != FORMAT:
+            raise ValueError(f"an observation of format {given}; this Tarmac reads {FORMAT}")
         return TypeAdapter(cls).validate_python(value)
