@@ -149,16 +149,16 @@ def test_the_files_of_a_version_have_the_fields_of_the_page(version: Path) -> No
     for heading, name in (
         ("shards.parquet", "shards.parquet"),
         ("rejects.parquet", "rejects.parquet"),
-        ("samples/<split>.parquet", "samples/train.parquet"),
+        ("samples/SPLIT.parquet", "samples/train.parquet"),
     ):
         schema = pq.read_schema(version / name)
-        own = schema.names if heading != "samples/<split>.parquet" else schema.names[:6]
+        own = schema.names if heading != "samples/SPLIT.parquet" else schema.names[:6]
         assert {name: str(schema.field(name).type) for name in own} == {
             name: kind for name, (kind, _) in fields(heading).items()
         }
     index = np.load(version / "index/train.npy")
     assert [(name, kind.strip("<")) for name, kind in index.dtype.descr] == [
-        (name, kind) for name, (kind, _) in fields("index/<split>.npy").items()
+        (name, kind) for name, (kind, _) in fields("index/SPLIT.npy").items()
     ]
 
 
@@ -244,7 +244,7 @@ def test_members_and_columns_of_each_modality_are_those_of_the_page(
 
 
 def body_of_columns() -> str:
-    return body("samples/<split>.parquet")
+    return body("samples/SPLIT.parquet")
 
 
 def own_blocks(language: str) -> list[Block]:
