@@ -118,13 +118,14 @@ def table(benchmark: Benchmark, case: Mapping[str, Any]) -> str:
     rows, ranges = case["rows"], case.get("ranges", {})
     if benchmark.is_transposed:
         return _transposed(benchmark, rows, ranges)
-    headings = ["", *(column.heading for column in benchmark.columns)]
+    columns = [column for column in benchmark.columns if any(column.key in row for row in rows.values())]
+    headings = ["", *(column.heading for column in columns)]
     first = next(iter(rows))
     if benchmark.ratio:
         headings.append(f"{first} is … x as fast")
     lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
     for name, row in rows.items():
-        cells = [name, *(_cell(row, ranges.get(name, {}), column) for column in benchmark.columns)]
+        cells = [name, *(_cell(row, ranges.get(name, {}), column) for column in columns)]
         if benchmark.ratio:
             cells.append("" if name == first else _ratio(benchmark, rows[first], row, benchmark.ratio))
         lines.append(f"| {' | '.join(cells)} |")

@@ -43,6 +43,7 @@ SUITE = {
     "main_job": "bench_main_job",
     "operating": "bench_operating",
     "first_lines": "bench_first_lines",
+    "claims": "bench_claims",
     "cuda": "bench_cuda",
 }
 APART = {
