@@ -14,7 +14,7 @@ from tests.benchmarks.suite import load
 from tests.docs.pages import ROOT
 
 PAGE = ROOT / "docs" / "claims.md"
-TABLE = re.compile(r"(?<=<!-- claims: )(?P<case>[^>\n]+) -->\n.*?(?=\n?<!-- end -->)", re.S)
+TABLE = re.compile(r"(?<=<!-- claims: )(?P<case>[^>\n]+) -->\n.*?(?=<!-- end -->)", re.S)
 NUMBER = r"\d(?:[\d,.]*\d)?"
 NEAR, FAR, NONE = "Shuffle buffer, local files", "Shuffle buffer, 4 MB/s", "No sample has a caption"
 CORES, WAITING, LOCK = (
@@ -96,11 +96,13 @@ def figure(case: str, row: str, key: str) -> str:
     return page.shown(kept_cases()[case]["rows"][row][key], column.form)
 
 
+def table(case: str) -> str:
+    return page.table(load("claims"), kept_cases()[case])
+
+
 def written(text: str) -> str:
     """The page with the tables and figures that are kept now; a sentence that is missing raises ValueError."""
-    text = TABLE.sub(
-        lambda found: f"{found['case']} -->\n{page.table(load('claims'), kept_cases()[found['case']])}", text
-    )
+    text = TABLE.sub(lambda found: f"{found['case']} -->\n\n{table(found['case'])}\n\n", text)
     for sentence, figures in SENTENCES:
         found = pattern(sentence).findall(text)
         if len(found) != 1:
