@@ -165,7 +165,7 @@ BENCHMARKS = [
         cases,
         (
             Column("first_s", "first batch, s", ".2f"),
-            Column("batches", "batches", ",.0f"),
+            Column("batches", "batches", ",g"),
             Column("passes", "times all was read", ".1f"),
             Column("rate", "samples/s"),
             Column("held_mb", "workers hold, MB"),

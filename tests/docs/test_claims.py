@@ -32,6 +32,11 @@ def test_another_figure_and_a_sentence_that_is_gone_are_noticed() -> None:
     assert [*bare_figures("It gives 12,345 samples/s.")] == ["12,345 samples/s"]
 
 
+def test_no_line_of_a_paragraph_begins_as_a_heading_does() -> None:
+    """A reference to an issue, as in `#1016`, that a line begins with is a heading on the site."""
+    assert re.findall(r"^#+[^# ].*", TEXT, re.MULTILINE) == []
+
+
 def test_what_the_page_concludes_follows_from_the_figures() -> None:
     cases = kept_cases()
 
