@@ -44,6 +44,7 @@ SUITE = {
     "operating": "bench_operating",
     "first_lines": "bench_first_lines",
     "claims": "bench_claims",
+    "install": "bench_install",
     "cuda": "bench_cuda",
 }
 APART = {

@@ -50,7 +50,11 @@ RULES = (
         rf"(?:, of which it reaches \d+ %)?(?: \({RATES}(?:, {RATES})*\))?(?= )",
     ),
     Rule("wandb run", r"(?<=[0-9a-f]{12}-)[0-9a-f]{8}\b", "name"),
-    Rule("id", r"(?<![\w.-])[0-9a-f]{12}\b|(?<=runs/digits-)[0-9a-f]{12}\b|(?<=gather digits-)[0-9a-f]{12}\b", "name"),
+    Rule(
+        "id",
+        r"(?<![\w.-])[0-9a-f]{12}\b|(?<=runs/digits-)[0-9a-f]{12}\b|(?<=gather digits-)[0-9a-f]{12}\b",
+        "name",
+    ),
     # With the spaces before it, for what ends a line is aligned on the right.
     Rule("time", r" +\d[\d,]*(?:\.\d+)? (?:ms|s|min)\b"),
     Rule("processors", r"(?<= with )\d+ workers?$"),
@@ -60,7 +64,10 @@ RULES = (
     Rule("goodput", r"(?<=^  goodput )\d+%"),
     Rule("process", r"(?<=^  main )\d+ +"),
     # What the doctor happened to see being read.
-    Rule("shard", r"(?<= and yield nothing, )\d{6}\.tar(?= from its start)|(?<=^  data        )\d{6}\.tar(?=: )"),
+    Rule(
+        "shard",
+        r"(?<= and yield nothing, )\d{6}\.tar(?= from its start)|(?<=^  data        )\d{6}\.tar(?=: )",
+    ),
     # The shards are drawn at random by the page's own trainer.
     Rule("brightness", r"(?<= brightness )\d+\.\d$"),
     Rule("loss", r"(?<=, loss )\d\.\d\d(?= → )|(?<=\d → )\d\.\d\d(?=, waiting )", "close"),

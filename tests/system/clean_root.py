@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -52,7 +53,6 @@ exec chroot "$root" /bin/bash --norc -c 'echo ready; read -r'
 """
 """The first process of a root. It stays until its input ends, and reaps whose parents have ended, as an init does."""
 NAMESPACES = ("--mount", "--pid", "--ipc", "--uts")
-SHELL = ("/bin/bash", "--noprofile", "--norc")
 
 
 class Ended(NamedTuple):
@@ -92,36 +92,33 @@ class CleanRoot:
 
     def run(self, script: str, timeout: float = 300, folder: str = "/root") -> Ended:
         """Run lines of bash, as `RUN` of a Dockerfile does: each call is a shell of its own."""
-        done = subprocess.run(
-            self._entering(folder, *SHELL, "-c", script),
-            env=self.env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=timeout,
-        )
-        return Ended(done.stdout, done.returncode)
+        with self._shell(folder, "-c", script) as shell:
+            try:
+                output, _ = shell.communicate(timeout=timeout)
+            finally:
+                _end(shell)
+        return Ended(output, shell.returncode)
 
     @contextmanager
     def terminal(self) -> Iterator[Terminal]:
         """A shell into which command after command is typed."""
-        with subprocess.Popen(
-            self._entering("/root", *SHELL),
-            env=self.env,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        ) as shell:
+        with self._shell("/root") as shell:
             try:
                 yield Terminal(shell)
             finally:
-                shell.kill()
+                _end(shell)
 
-    def _entering(self, folder: str, *words: str) -> list[str]:
+    def _shell(self, folder: str, *words: str) -> subprocess.Popen[str]:
         enter = ["nsenter", f"--target={self._first_process}", *NAMESPACES, "--root"]
-        return [*enter, "/usr/bin/env", f"--chdir={folder}", *words]
+        return subprocess.Popen(
+            [*enter, "/usr/bin/env", f"--chdir={folder}", "/bin/bash", "--noprofile", "--norc", *words],
+            env=self.env,
+            stdin=subprocess.DEVNULL if words else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
 
     def _index_settings(self) -> dict[str, str]:
         """The variables by which pip and uv find their index here; the files they name are copied to the same
@@ -143,17 +140,17 @@ class Terminal:
     def __init__(self, shell: subprocess.Popen[str]) -> None:
         self._shell = shell
 
-    def types(self, command: str, timeout: float = 180) -> Ended:
+    def types(self, command: str, timeout: float = 300) -> Ended:
         """The command's output and exit code; the shell goes on with the next one. Commands cannot read what
         comes after them, because their input is empty. One that takes longer ends the shell."""
         assert self._shell.stdin is not None and self._shell.stdout is not None
         mark = uuid.uuid4().hex
-        limit = threading.Timer(timeout, self._shell.kill)
+        limit = threading.Timer(timeout, _end, [self._shell])
         limit.start()
         try:
             self._shell.stdin.write(f"{{ {command}\n}} </dev/null\ncode=$?; echo; echo {mark} $code\n")
             self._shell.stdin.flush()
-            lines = []
+            lines: list[str] = []
             for line in self._shell.stdout:
                 if line.startswith(mark):
                     return Ended("".join(lines).removesuffix("\n"), int(line.split()[1]))
@@ -161,6 +158,12 @@ class Terminal:
         finally:
             limit.cancel()
         raise AssertionError(f"the shell ended, or {timeout:.0f} s were over: {command}\n{''.join(lines)}")
+
+
+def _end(shell: subprocess.Popen[str]) -> None:
+    """End a shell and what it has started. Its own process is nsenter's child, which a kill of nsenter leaves."""
+    if shell.poll() is None:
+        os.killpg(shell.pid, signal.SIGKILL)
 
 
 @contextmanager
@@ -181,11 +184,13 @@ def clean_root() -> Iterator[CleanRoot]:
     cache = subprocess.run([BIN / "uv", "cache", "dir"], capture_output=True, text=True, check=True)
     Path(cache.stdout.strip()).mkdir(parents=True, exist_ok=True)
     apart = ["unshare", *NAMESPACES, "--fork", "--kill-child"]
-    holds = [*apart, "/bin/sh", "-c", HOLD, "sh", base, place, cache.stdout.strip()]
+    holds = [*apart, "/bin/sh", "-c", HOLD, "sh", str(base), str(place), cache.stdout.strip()]
     with subprocess.Popen(holds, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdin is not None and holder.stdout is not None
         try:
-            assert holder.stdout.readline() == "ready\n", "the root could not be mounted; the reason is printed"
+            assert holder.stdout.readline() == "ready\n", (
+                "the root could not be mounted; the reason is printed"
+            )
             (first,) = psutil.Process(holder.pid).children()
             yield CleanRoot(first.pid)
         finally:
@@ -194,7 +199,7 @@ def clean_root() -> Iterator[CleanRoot]:
 
 def wheel(folder: Path) -> Path:
     """The wheel of this checkout, built into the folder."""
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=120)
     return next(folder.glob("*.whl"))
 
@@ -210,7 +215,7 @@ def _base() -> Path:
                 pytest.fail("debootstrap is not installed: apt-get install debootstrap (.ci/run does it)")
             draft = CACHE / "draft"
             shutil.rmtree(draft, ignore_errors=True)
-            make = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, draft, MIRROR]
+            make = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, str(draft), MIRROR]
             done = subprocess.run(make, stdout=subprocess.PIPE, text=True, timeout=400)
             assert done.returncode == 0, done.stdout[-2000:]
             draft.rename(folder)
