@@ -9,12 +9,14 @@ build would show that.
 
 from __future__ import annotations
 
+import logging
 import posixpath
 import re
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jieba
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
@@ -22,6 +24,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[1]
 PAGES = {
     "../README.md": "readme/index.html",
+    "../README.zh-CN.md": "zh/readme/index.html",
     "../CONTRIBUTING.md": "contributing/index.html",
     "../CHANGELOG.md": "changelog/index.html",
     "../deploy/README.md": "deploy/index.html",
@@ -29,7 +32,7 @@ PAGES = {
 """The pages outside `docs/`, by their path from there, and where the site has them."""
 DOWNLOADS = "repository"
 """Folder of the site for other files that pages link to."""
-FIRST_IN_SEARCH = {"symptoms.md": 4}
+FIRST_IN_SEARCH = {"symptoms.md": 4, "zh/symptoms.md": 4}
 """How many times higher the search ranks a page: who searches for what a screen shows wants its section."""
 LINK_IN_HTML = re.compile(
     r"""(?P<before><(?:a|img|source)\b[^>]*?\b(?:href|src|srcset)=")(?P<path>[^":#?\s]+)"""
@@ -86,6 +89,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return LINK_IN_HTML.sub(resolved, markdown)
 
 
+def on_page_context(context: dict[str, Any], page: Page, config: MkDocsConfig, **_: Any) -> dict[str, Any]:
+    """MkDocs calls this before it draws a page. The theme's own words become those of the page's language,
+    which a screen reader and the choice of a font then know.
+    """
+    config.theme["language"] = "zh" if page.url.startswith("zh/") else "en"
+    return context
+
+
 def on_page_content(html: str, **_: Any) -> str:
     """MkDocs calls this with the body of a page. A cell without words heads nothing, for a screen reader."""
     return re.sub(r"<th(?P<style>[^>]*)>\s*</th>", r"<td\g<style>></td>", html)
@@ -93,6 +104,9 @@ def on_page_content(html: str, **_: Any) -> str:
 
 def on_config(config: MkDocsConfig) -> None:
     """Leave pages out of the navigation that are planned and not written yet."""
+    jieba.setLogLevel(
+        logging.WARNING
+    )  # the search cuts Chinese with it, and it logs the load of its dictionary
     config.nav = [one for one in map(partial(_existing, Path(config.docs_dir)), config.nav or []) if one]
 
 

@@ -1,5 +1,6 @@
 // The box "Paste the end of your log" on the page of symptoms. It ranks the sections of that page for the pasted text,
 // by the site's own search index; what is pasted never leaves the page. Without JavaScript the page is as it was.
+// A log is English, so the Chinese page asks the index of the English ones, and leads to its own section of that number.
 //
 // A section's score is the sum of
 //   - BM25 (k1 = 1.2, b = 0.75) over the words of the pasted text, with all sections of the site as the corpus, so that
@@ -7,6 +8,19 @@
 //   - 12 for each quotation in its heading, and 4 for each in its text, that the pasted text has word for word. A
 //     quotation is what stands as code; numbers of four digits or more, such as process ids, are any number.
 (() => {
+  const WORDS = {
+    en: {
+      none: "No section of this page fits. For a training that still runs, ask its process: ", read: "Read ", command: ". Its command: ",
+      quotes: line => `It quotes what you pasted: “${line}”.`,
+      label: "Paste the end of your log", note: "The page compares it with its own sections. Nothing is sent anywhere.",
+    },
+    zh: {
+      none: "这一页没有对得上的小节。训练还在运行的话，直接检查它的进程：", read: "请看：", command: "。要用的命令：",
+      quotes: line => `你粘贴的内容里有它引用的这一句：“${line}”。`,
+      label: "把日志末尾粘贴到这里", note: "网页只在本地把它和各个小节对照，不会发送到任何地方。",
+    },
+  };
+  const say = WORDS[document.documentElement.lang] ?? WORDS.en;
   const K1 = 1.2, B = 0.75, OF_HEADING = 12, OF_TEXT = 4, ENOUGH = 4;
   const words = text => text.toLowerCase().match(/[a-z_]{2,}[a-z0-9_]*|\d+\.\d\d/g) ?? [];
   const plain = text => text.toLowerCase().replace(/\d{4,}/g, "#").replace(/[\s:=|]+/g, " ").trim();
@@ -51,34 +65,43 @@
     output.replaceChildren();
     const add = (name, text, parent = output) => parent.appendChild(Object.assign(document.createElement(name), { textContent: text }));
     if (!best || best.score < ENOUGH) {
-      const line = add("p", "No section of this page fits. For a training that still runs, ask its process: ");
+      const line = add("p", say.none);
       add("code", "tarmac doctor --pid PID", line).className = "paste-command";
       return;
     }
-    const line = add("p", "Read ");
+    const line = add("p", say.read);
     const link = add("a", "", line);
     link.href = `#${best.id}`;
     link.replaceChildren(...best.heading.childNodes);
     if (best.command) {
-      line.append(". Its command: ");
+      line.append(say.command);
       add("code", best.command, line).className = "paste-command";
     }
-    if (best.found.length) add("p", `It quotes what you pasted: “${best.found[0]}”.`);
+    if (best.found.length) add("p", say.quotes(best.found[0]));
+  }
+
+  function translate(section, heading) {
+    section.id = heading.id;
+    section.heading = heading.cloneNode(true);
+    section.heading.querySelector(".headerlink")?.remove();
   }
 
   async function begin() {
     const first = document.querySelector(".md-content h2[id]");
     const base = new URL(JSON.parse(document.getElementById("__config").textContent).base, location);
     const page = location.pathname.slice(base.pathname.replace(/\/?$/, "/").length).replace(/index\.html$/, "");
-    if (page !== "symptoms/" || !first || location.protocol === "file:") return;  // a file may read no other
+    if (!/^(zh\/)?symptoms\/$/.test(page) || !first || location.protocol === "file:") return;  // a file may read no other
     const index = await (await fetch(new URL("search/search_index.json", `${base.href.replace(/\/?$/, "/")}`))).json();
-    const sections = index.docs.map(section);
-    const candidates = sections.filter((one, number) => one.id && index.docs[number].location.startsWith(page));
+    const english = index.docs.filter(one => !one.location.startsWith("zh/"));
+    const sections = english.map(section);
+    const headings = [...document.querySelectorAll(".md-content h2[id], .md-content h3[id]")];
+    const candidates = sections.filter((one, number) => one.id && english[number].location.startsWith("symptoms/"));
+    if (page.startsWith("zh/")) candidates.forEach((one, number) => translate(one, headings[number]));
     const box = document.createElement("div");
     box.className = "paste-box";
-    box.innerHTML = `<label for="pasted">Paste the end of your log</label>
+    box.innerHTML = `<label for="pasted">${say.label}</label>
       <textarea id="pasted" spellcheck="false" autocomplete="off" aria-describedby="pasted-note"></textarea>
-      <p id="pasted-note">The page compares it with its own sections. Nothing is sent anywhere.</p><output for="pasted"></output>`;
+      <p id="pasted-note">${say.note}</p><output for="pasted"></output>`;
     first.before(box);
     const pasted = box.querySelector("textarea");
     pasted.addEventListener("input", () => {

@@ -10,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 OUTSIDE = {
     "README.md": "readme/",
+    "README.zh-CN.md": "zh/readme/",
     "CONTRIBUTING.md": "contributing/",
     "CHANGELOG.md": "changelog/",
     "deploy/README.md": "deploy/",
@@ -73,16 +74,21 @@ def blocks(*languages: str) -> Iterator[Block]:
                 )
 
 
-def anchors(page: str) -> set[str]:
-    """The ids that a link to a page may name, by GitHub's rule; of equal headings the later ones are numbered."""
+def heading_anchors(page: str) -> list[str]:
+    """The ids of a page's headings in their order, by GitHub's rule; of equal headings the later ones are numbered."""
     found: dict[str, int] = {}
-    ids = set(ANCHOR.findall(prose(page)))
+    ids = []
     for heading in HEADING.findall(prose(page)):
         name = github_anchor(heading)
         number = found.get(name, 0)
-        ids.add(f"{name}-{number}" if number else name)
+        ids.append(f"{name}-{number}" if number else name)
         found[name] = number + 1
     return ids
+
+
+def anchors(page: str) -> set[str]:
+    """The ids that a link to a page may name."""
+    return {*heading_anchors(page), *ANCHOR.findall(prose(page))}
 
 
 def links(page: str) -> list[str]:
