@@ -125,11 +125,17 @@ def prefect_names(folder: Path) -> None:
     assert "PREFECT__FLOW_RUN_ID" in source("prefect.runtime.flow_run")
 
 
+def site_search(folder: Path) -> None:
+    bundles = Path(found("material").__file__).parent.glob("templates/assets/javascripts/bundle.*.min.js")
+    [text] = [bundle.read_text(encoding="utf-8") for bundle in bundles]
+    assert "next({type:0,data:" in text and "docs:" in text and "next({type:2,data:" in text
+
+
 CANARIES: dict[str, Callable[[Path], None]] = {
     canary.__name__: canary
     for canary in (
         forkserver, queue, dataloader, open_clip, tokenizer_file, wandb, tensorboard, s3fs,
-        prefect_sqlite, prefect_pages, prefect_names,
+        prefect_sqlite, prefect_pages, prefect_names, site_search,
     )
 }  # fmt: skip
 

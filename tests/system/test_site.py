@@ -17,11 +17,12 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from pypdf import PdfReader
 
-from tests.docs.pages import PAGES, address_of
+from tests.docs.pages import PAGES, address_of, heading_anchors
 from tests.services import BIN, until
 from tests.system.browser import Page
 from tests.system.conftest import ROOT
@@ -30,6 +31,8 @@ from tests.web import web_server
 
 pytestmark = pytest.mark.system
 COMPLAINTS = ROOT / "tests/docs/complaints.json"
+SYMPTOMS = {"docs/symptoms.md": "Paste the end of your log", "docs/zh/symptoms.md": "把日志末尾粘贴到这里"}
+"""The page of symptoms in each language, with the words above its box."""
 
 STILL = """document.head.insertAdjacentHTML('beforeend', '<style>*{transition:none!important;animation:none!important}</style>')"""
 """A theme is changed at once, and not in the quarter of a second for which colours are neither one's."""
@@ -163,12 +166,18 @@ def complaints() -> list[dict[str, str]]:
     return found
 
 
+@pytest.mark.parametrize("source", SYMPTOMS)
 @pytest.mark.parametrize("complaint", complaints(), ids=lambda one: one["section"])
-def test_the_end_of_a_log_leads_to_its_section(reader: Page, site: str, complaint: dict[str, str]) -> None:
-    reader.open(f"{site}/symptoms/", expecting="Paste the end of your log")
+def test_the_end_of_a_log_leads_to_its_section(
+    reader: Page, site: str, complaint: dict[str, str], source: str
+) -> None:
+    reader.open(f"{site}/{address_of(source)}", expecting=SYMPTOMS[source])
+    until("the box", lambda: reader.evaluate("Boolean(document.getElementById('pasted'))"), 20)
     reader.requests.clear()
     section, command, said = reader.evaluate(f"{PASTE}({json.dumps(complaint['log'])})")
-    assert section == complaint["section"], said
+    section = unquote(section)
+    number = heading_anchors("docs/symptoms.md").index(complaint["section"])
+    assert section == heading_anchors(source)[number], said
     assert command.startswith(complaint["command"]), said
     assert reader.evaluate(f"Boolean(document.getElementById({json.dumps(section)}))")
     assert reader.requests == [], "what was pasted stays in the page"
@@ -180,17 +189,39 @@ def test_a_log_that_fits_no_section_leads_to_the_doctor(reader: Page, site: str)
     assert (section, command) == ("", "tarmac doctor --pid PID")
 
 
-def test_the_search_finds_each_heading_of_the_symptoms(reader: Page, site: str) -> None:
-    reader.open(f"{site}/symptoms/", expecting="Paste the end of your log")
+@pytest.mark.parametrize("source", SYMPTOMS)
+def test_the_search_finds_each_heading_of_the_symptoms(reader: Page, site: str, source: str) -> None:
+    reader.open(f"{site}/{address_of(source)}", expecting=SYMPTOMS[source])
     headings = reader.evaluate(
         "[...document.querySelectorAll('article h2[id]')].map(one => [one.id, one.textContent.replace('¶', '')])"
     )
     assert len(headings) > 5
     for identity, heading in headings:
         reader.evaluate(f"{ASK}({json.dumps(heading)})")
-        until(heading, partial(is_found, reader, f"/symptoms/#{identity}"), 20)
+        until(heading, partial(is_found, reader, f"/{address_of(source)}#{identity}"), 20)
+
+
+TYPED = {
+    "没有任何输出": "start-epoch-0-and-nothing-more",
+    "GPU利用率为0": "gpu-util-0",
+    "共享内存不足": "unexpected-bus-error-encountered-in-worker-shared-memory-shm",
+    "DataLoader worker被杀掉": "dataloader-worker-pids-26869-exited-unexpectedly",
+    "NCCL超时": "watchdog-caught-collective-operation-timeout-nccl-worknccl",
+    "卡在epoch": "stuck-at-the-end-of-an-epoch-or-during-validation",
+    "显存不足": "cuda-out-of-memory",
+}
+"""What people type in Chinese, without a space beside other letters, and the English name of the section they want."""
+
+
+@pytest.mark.parametrize("words", TYPED)
+def test_the_search_parts_chinese_into_words(reader: Page, site: str, words: str) -> None:
+    reader.open(f"{site}/zh/symptoms/", expecting=SYMPTOMS["docs/zh/symptoms.md"])
+    number = heading_anchors("docs/symptoms.md").index(TYPED[words])
+    section = heading_anchors("docs/zh/symptoms.md")[number]
+    reader.evaluate(f"{ASK}({json.dumps(words)})")
+    until(words, partial(is_found, reader, f"/zh/symptoms/#{section}"), 20)
 
 
 def is_found(page: Page, address: str) -> bool:
     """Whether a section is among the first answers of the search, the first of which is its page."""
-    return address in page.evaluate(ANSWERS)[:3]
+    return address in map(unquote, page.evaluate(ANSWERS)[:3])
