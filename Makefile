@@ -1,5 +1,5 @@
 # Two commands do all the set-up: `make demo` and `make test`. They need python3 with venv, and make.
-.PHONY: install demo docs test test-system test-postgres lint size bench proof soak clean
+.PHONY: install demo docs release test test-system test-postgres lint size bench proof soak clean
 SHELL := /bin/bash -o pipefail
 PYTHON ?= python3
 BIN := .venv/bin
@@ -23,6 +23,11 @@ demo: install
 # The pages of docs/ as a site, in site/. Any problem of a link or an anchor ends it.
 docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# sdist, wheel, bill of materials and checksums of the commit in dist/, and what to do next. It publishes nothing.
+release: install
+	$(BIN)/python deploy/notice.py --check
+	$(BIN)/python deploy/release.py
 
 # Needs only Python.
 test: install

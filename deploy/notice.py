@@ -57,7 +57,7 @@ CONDITIONS = {
 }
 """What a licence that is not permissive asks of users."""
 CARRIED = {
-    "blosc2": {"libtcc.so": LGPL},
+    "blosc2": {"libtcc": LGPL},
     "botocore": {"cacert.pem": "MPL-2.0"},
     "grpcio": {"roots.pem": "MPL-2.0"},
     "numpy": {"libgfortran": GCC, "libquadmath": LGPL},

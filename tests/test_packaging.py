@@ -28,8 +28,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
-    copies = re.findall(r"^ +COPY (.+) (\S+)$", (ROOT / "deploy/compose.yaml").read_text(), re.MULTILINE)
-    for names, place in copies:  # the team's server is built from this, and from nothing else
+    copies = re.findall(r"^COPY (?!--from)(.+) (\S+)$", (ROOT / "deploy/Dockerfile").read_text(), re.MULTILINE)
+    for names, place in copies:  # the image is built from this, and from nothing else
         for name in names.split():
             if (ROOT / name).is_dir():
                 shutil.copytree(ROOT / name, source / place)
