@@ -46,6 +46,8 @@ def release(folder: Path) -> list[Path]:
     """Write the files of a release into a folder and return them, SHA256SUMS last."""
     if changes := _git("status", "--porcelain").strip():
         raise Refused(f"commit these or take them away; a release is made from a commit alone:\n{changes}")
+    if f"\n## {version('tarmac')} - " not in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"):
+        raise Refused(f"CHANGELOG.md has no heading `## {version('tarmac')} - DATE`")
     env = {**os.environ, "SOURCE_DATE_EPOCH": _git("log", "-1", "--format=%ct").strip()}
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
@@ -123,8 +125,7 @@ def main() -> int:
         sys.stdout.write(f"✓ {path}  {path.stat().st_size:,} bytes\n")
     archives = " ".join(str(path) for path in made[:2])
     commit = _git("rev-parse", "--short=12", "HEAD").strip()
-    told = {"folder": folder, "version": version("tarmac"), "commit": commit}
-    sys.stdout.write(NEXT.format(**told, archives=archives, sums=SUMS))
+    sys.stdout.write(NEXT.format(version=version("tarmac"), commit=commit, archives=archives, sums=SUMS))
     return 0
 
 

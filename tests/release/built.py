@@ -1,4 +1,4 @@
-"""What a release consists of, built from the checkout as it lies here, and installed beside this environment's packages.
+"""What a release consists of, built from the checkout as it is, and installed beside this environment's packages.
 
 A new environment with torch would take minutes and gigabytes. This one holds the wheel alone, as installed by
 uv, and finds its dependencies where the tests have them; the checkout's editable install is not among them,
@@ -39,11 +39,12 @@ def copy_checkout(place: Path) -> Path:
     return place
 
 
-def build_wheel(source: Path, out: Path) -> Path:
-    """The wheel of a source folder."""
-    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", out, cwd=source)
-    (wheel,) = out.glob("*.whl")
-    return wheel
+def build(kind: str, source: Path, out: Path) -> Path:
+    """The `sdist` or `wheel` of a source folder."""
+    before = set(out.glob("*"))
+    run(sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", out, cwd=source)
+    (made,) = set(out.glob("*")) - before
+    return made
 
 
 def install_beside(wheel: Path, place: Path) -> Path:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.release.built import build_wheel, copy_checkout, install_beside, plain_environment
+from tests.release.built import build, copy_checkout, install_beside, plain_environment
 from tests.services import environment, free_port, prefect_server, until
 
 pytestmark = pytest.mark.system
@@ -145,7 +145,7 @@ CALLS = [
 def tarmac(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The console script, installed from the wheel."""
     folder = tmp_path_factory.mktemp("installed")
-    return install_beside(build_wheel(copy_checkout(folder / "source"), folder), folder / "environment")
+    return install_beside(build("wheel", copy_checkout(folder / "source"), folder), folder / "environment")
 
 
 @pytest.fixture(scope="module")
