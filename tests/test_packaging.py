@@ -28,7 +28,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
-    copies = re.findall(r"^COPY (?!--from)(.+) (\S+)$", (ROOT / "deploy/Dockerfile").read_text(), re.MULTILINE)
+    copies = re.findall(
+        r"^COPY (?!--from)(.+) (\S+)$", (ROOT / "deploy/Dockerfile").read_text(), re.MULTILINE
+    )
     for names, place in copies:  # the image is built from this, and from nothing else
         for name in names.split():
             if (ROOT / name).is_dir():
