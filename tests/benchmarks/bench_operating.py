@@ -12,9 +12,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+
+import psutil
 
 from tests.benchmarks.harness import Benchmark, Case, Column, Failed, Row, Setup
 from tests.services import BIN, ROOT, Api, environment, free_port, service, until
@@ -58,18 +61,33 @@ def succeeds(project: Path, env: Mapping[str, str], *command: str) -> Row:
     return {"s": time.perf_counter() - began}
 
 
-def flow_run(api: Api, deployment: str) -> Row:
-    """The seconds from a click to Running, and from there to the end of a flow run with nothing to do."""
+def flow_run(api: Api, worker: psutil.Process, deployment: str) -> Row:
+    """The seconds from a click to Running, and from there to the end of a flow run with nothing to do; the most
+    memory that its process took, pages shared with others included."""
     overrides = {"overrides": {"set": list(QUICK)}} if deployment.startswith("pipeline") else {}
     started = api.start(deployment, **overrides).raise_for_status().json()
-    api.completed(started["id"], 300)
+    with ThreadPoolExecutor(1) as pool:
+        ending = pool.submit(api.completed, started["id"], 300)
+        most = 0
+        while not ending.done():
+            most = max([most, *map(memory, worker.children(recursive=True))])
+            time.sleep(0.05)
+        ending.result()
     states = api.get(f"/flow_run_states/?flow_run_id={started['id']}")
     at = {
         state["type"]: datetime.fromisoformat(state["timestamp"].replace("Z", "+00:00")) for state in states
     }
     assert next(one for one in states if one["type"] == "COMPLETED")["name"] == "Unchanged"
     clicked, running, ended = (at[name].timestamp() for name in ("SCHEDULED", "RUNNING", "COMPLETED"))
-    return {"wait_s": running - clicked, "s": ended - running}
+    return {"wait_s": running - clicked, "s": ended - running, "mb": most / 1e6}
+
+
+def memory(process: psutil.Process) -> int:
+    """Bytes; 0 of one that has ended meanwhile."""
+    try:
+        return int(process.memory_info().rss)
+    except psutil.NoSuchProcess:
+        return 0
 
 
 def cases(setup: Setup) -> Iterator[Case]:
@@ -87,11 +105,17 @@ def cases(setup: Setup) -> Iterator[Case]:
     succeeds(project, alone, *RUN)
     yield Case("a command with nothing to do", {"tarmac run": partial(succeeds, project, alone, *RUN)})
     up = ["sh", "-c", f"cd {project} && exec {RUN[0]} up --port {port}"]
-    with service(up, place / "up.log", dict(alone)):
+    with service(up, place / "up.log", dict(alone)) as command:
         api = Api(env["PREFECT_API_URL"])
         until("the worker", lambda: "started!" in (place / "up.log").read_text(), 300)
         names = ("build/digits-clip", "pipeline/digits-clip")
-        yield Case("a flow run with nothing to do", {name: partial(flow_run, api, name) for name in names})
+        (worker,) = (
+            one for one in psutil.Process(command.pid).children(recursive=True) if "worker" in one.cmdline()
+        )
+        yield Case(
+            "a flow run with nothing to do", {name: partial(flow_run, api, worker, name) for name in names}
+        )
+        yield Case("the worker", {"at rest": lambda: {"mb": memory(worker) / 1e6}})
 
 
 BENCHMARKS = (
@@ -100,9 +124,9 @@ BENCHMARKS = (
         "Orchestration",
         "What a person waits for: the first line of `tarmac run` where Prefect has never been started, a whole command "
         "where all is up to date, with a temporary server, and of a deployment's flow run the time from the click to "
-        "Running and from there to its end, by the server's clock, with a server and a worker that are up.",
+        "Running and from there to its end, by the server's clock, with a server and a worker that are up. Memory counts pages that are shared with others.",
         cases,
-        (Column("wait_s", "s from the click to Running", ".2f"), Column("s", "s", ".2f")),
+        (Column("wait_s", "s from the click to Running", ".2f"), Column("s", "s", ".2f"), Column("mb", "MB")),
         packages=("prefect",),
     ),
 )

@@ -11,11 +11,12 @@ from typing import Any
 
 from tests.benchmarks import page, results
 from tests.benchmarks.suite import load
+from tests.docs import figures
+from tests.docs.figures import Kept, Sentence
 from tests.docs.pages import ROOT
 
 PAGE = ROOT / "docs" / "claims.md"
 TABLE = re.compile(r"(?<=<!-- claims: )(?P<case>[^>\n]+) -->\n.*?(?=<!-- end -->)", re.S)
-NUMBER = r"\d(?:[\d,.]*\d)?"
 NEAR, FAR, NONE = "Shuffle buffer, local files", "Shuffle buffer, 4 MB/s", "No sample has a caption"
 CORES, WAITING, LOCK = (
     "Workers, decoding on two cores",
@@ -81,19 +82,12 @@ SENTENCES: list[tuple[str, list[tuple[str, str, str]]]] = [
 """The sentences with figures: `{}` is a number, and which one by case, row and key."""
 
 
-def pattern(sentence: str) -> re.Pattern[str]:
-    """The sentence with any numbers and any breaks of lines."""
-    words = (re.escape(word).replace(r"\{\}", f"({NUMBER})") for word in sentence.split())
-    return re.compile(r"\s+".join(words))
-
-
 def kept_cases() -> dict[str, Any]:
     return results.read(results.KEPT, "claims")
 
 
-def figure(case: str, row: str, key: str) -> str:
-    column = next(one for one in load("claims").columns if one.key == key)
-    return page.shown(kept_cases()[case]["rows"][row][key], column.form)
+def stated() -> list[Sentence]:
+    return [(sentence, [Kept("claims", *where) for where in found]) for sentence, found in SENTENCES]
 
 
 def table(case: str) -> str:
@@ -103,27 +97,13 @@ def table(case: str) -> str:
 def written(text: str) -> str:
     """The page with the tables and figures that are kept now; a sentence that is missing raises ValueError."""
     text = TABLE.sub(lambda found: f"{found['case']} -->\n\n{table(found['case'])}\n\n", text)
-    for sentence, figures in SENTENCES:
-        found = pattern(sentence).findall(text)
-        if len(found) != 1:
-            raise ValueError(f"{PAGE.name} has {len(found)} times: {sentence}")
-        text = pattern(sentence).sub(lambda one, figures=figures: _filled(one, figures), text)  # type: ignore
-    return text
-
-
-def _filled(found: re.Match[str], figures: list[tuple[str, str, str]]) -> str:
-    text, start = found.group(), found.start()
-    for number, where in reversed([*enumerate(figures, 1)]):
-        text = text[: found.start(number) - start] + figure(*where) + text[found.end(number) - start :]
-    return text
+    return figures.written(text, stated(), PAGE.name)
 
 
 def bare_figures(text: str) -> Iterator[str]:
     """Figures of the prose that no sentence accounts for."""
-    text = re.sub(r"```.*?```|<!-- claims: .*?<!-- end -->", "", text, flags=re.S)
-    for sentence, _ in SENTENCES:
-        text = pattern(sentence).sub("", text)
-    yield from re.findall(rf"{NUMBER}\s+(?:samples/s|µs|times)", text)
+    text = re.sub(r"<!-- claims: .*?<!-- end -->", "", text, flags=re.S)
+    yield from figures.unaccounted(text, stated(), rf"{figures.NUMBER}\s+(?:samples/s|µs|times)")
 
 
 if __name__ == "__main__":
