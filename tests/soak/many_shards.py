@@ -1,24 +1,26 @@
 """Sound versions of many shards of small samples, written at once: no source, no flush to disk, any size.
 
 Every image is the same, every key another, so all shards differ. Nothing is held of more than one shard,
-and the tables are those of a build.
+and the tables are those of a build. `make_outside` writes what can be judged without reading a member, whose
+shards are holes and take no disk.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import google_crc32c
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from blake3 import blake3
 
 from tasks.dataset.tar.format import END, header, padding
 from tasks.dataset.version.build_info import write_build_info
-from tasks.dataset.version.index import INDEX
+from tasks.dataset.version.index import INDEX, IndexWriter
 from tasks.dataset.version.manifest import Manifest, SourceSummary, SplitSummary, content_digest
 from tasks.dataset.version.tables import TableWriter, write_table
 from tests.dataset import raw
@@ -66,9 +68,32 @@ def make(version: Path, shards: int, samples: int, image: bytes = IMAGE) -> Path
             table.write(_samples(number, keys))
             rows.append(row)
     index.flush()
-    write_table(version / "shards.parquet", pa.Table.from_pylist(rows, SHARDS))
-    write_table(version / "rejects.parquet", pa.table({name: pa.array([], pa.string()) for name in REJECTS}))
-    _describe(version, rows)
+    _finish(version, rows)
+    return version
+
+
+def make_outside(version: Path, shards: int, samples: int) -> Path:
+    """A version of so many shards of so many samples each whose tars have the right length and end, and hold
+    nothing: sound for `verify --quick`, which reads no member, and damaged for any other level."""
+    for name in (SPLIT, "index", "samples"):
+        (version / name).mkdir(parents=True)
+    length = len(b"".join(_members("0" * 12, IMAGE)))
+    span, size = np.zeros(samples, INDEX), samples * length + len(END)
+    span["offset"], span["length"] = np.arange(samples) * length, length
+    rows = []
+    path = version / "samples" / f"{SPLIT}.parquet"
+    with IndexWriter(version / "index" / f"{SPLIT}.npy") as index, TableWriter(path, SAMPLES) as table:
+        for number in range(shards):
+            index.write(number, span["offset"], span["length"], span["crc32c"])
+            numbers = pa.array(np.arange(number * samples, (number + 1) * samples))
+            table.write(_samples(number, pc.utf8_lpad(numbers.cast(pa.string()), 12, "0")))
+            name = f"{SPLIT}/{number:06d}.tar"
+            with (version / name).open("wb") as file:
+                file.truncate(size)
+            seal = blake3(name.encode()).hexdigest()
+            facts = {"blake3": seal, "bytes": size, "samples": samples, "input_digest": seal}
+            rows.append({"name": name, "split": SPLIT, **facts})
+    _finish(version, rows)
     return version
 
 
@@ -93,7 +118,7 @@ def _members(key: str, image: bytes) -> Iterator[bytes]:
         yield content + bytes(padding(len(content)))
 
 
-def _samples(number: int, keys: list[str]) -> Any:
+def _samples(number: int, keys: Sequence[str]) -> Any:
     count = len(keys)
     sides = pa.array(np.full(count, 8, np.int32))
     rows = pa.array(np.arange(number * count, (number + 1) * count, dtype=np.uint64))
@@ -103,7 +128,10 @@ def _samples(number: int, keys: list[str]) -> Any:
     return pa.table([keys, keys, shard, rows, group, sides, sides, length], schema=SAMPLES)
 
 
-def _describe(version: Path, rows: list[dict[str, Any]]) -> None:
+def _finish(version: Path, rows: list[dict[str, Any]]) -> None:
+    """Write all that describes the shards."""
+    write_table(version / "shards.parquet", pa.Table.from_pylist(rows, SHARDS))
+    write_table(version / "rejects.parquet", pa.table({name: pa.array([], pa.string()) for name in REJECTS}))
     sizes = {row["name"].rpartition("/")[2]: row["samples"] for row in rows}
     (version / SPLIT / "sizes.json").write_text(json.dumps(sizes))
     total = sum(sizes.values())
