@@ -1,40 +1,46 @@
-"""What a dataset's size costs: seconds and memory of each operation at 10^3, 10^4 … samples, and of more workers.
+"""What a dataset's size costs: seconds and memory of each operation at 10^3, 10^4 … samples; the same work on more
+workers; and what a sample takes on the disk. docs/scale.md is computed from what is kept (`scale_page.py`).
 
-    .venv/bin/python -m tests.benchmarks.bench_scale [--quick] [PART…]
-
-A part is `constants`, `workers` or one of the operations, such as `verify`; without one all are measured. Each point is
-a process of its own, and the operations take turns. What reads members is not measured beyond 10^6 samples; the
-versions for the others have none (see `SIZES`). The figures go to results/scale.json, and from there to docs/scale.md:
-`python -m tests.benchmarks.scale_page`. With `--quick` small sizes run once and are only printed.
+No version of 10^9 samples is written here. What reads members, or a row for each sample, is measured up to 10^6; what
+reads none gets tars that are holes, or an index that is a sparse file, and its case says so.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from statistics import median
 
-from tests.benchmarks import build_corpus, results, scale_workers
+from tests import slurm_lab
+from tests.benchmarks import build_corpus, scale_workers
+from tests.benchmarks.harness import (
+    Absent,
+    Benchmark,
+    Case,
+    Column,
+    Contestant,
+    Figures,
+    Promise,
+    Row,
+    Setup,
+    value,
+)
 from tests.benchmarks.scale_probe import LOADING, Probed, probe
 from tests.dataset import raw
 from tests.soak import billion, many_shards
 from tests.system.foreign_env import ROOT
 
-ROUNDS = 3
 PER_SHARD = 10_000
-SIZES = {"plan": 6, "index": 6, "verify": 8, "preflight": 8, **dict.fromkeys(LOADING, 9)}
-"""By operation: the largest power of ten of samples. plan reads a row of a table for each sample, and index its members.
-verify (at its level quick) and preflight read no member: they get tars that are holes, with whole tables and a whole
-index. The loader gets an index that is a sparse file, with real rows and real members where its batches lie."""
 SMALLEST, QUICK = 3, 5
+MOST = {"plan": 6, "index": 6, "verify --quick": 8, "preflight": 8, **dict.fromkeys(LOADING, 9)}
+"""By operation: the largest power of ten of samples."""
 CORPUS = 4000
-"""Pictures of which a real version is built, for what a sample takes on the disk."""
+WORKERS = (1, 2, 4)
 CONFIG = """\
 name: many
 dataset:
@@ -42,160 +48,238 @@ dataset:
   modality: image_text
   source: {{kind: table, path: {table}, image: file, caption: caption{key}}}
   shard: {{samples: {per_shard}}}
-  leak_budget: 1.0
+  splits: {{}}
 train: {{recipe: clip, model: {{name: tarmac/digits}}, batch_size: 64, steps: 10, lr: 1.0e-3, checkpoint_every: 10}}
-engine: {{build: {{kind: local, workers: 1}}}}
 """
+
+
+def operations(setup: Setup) -> Iterator[Case]:
+    """A case for each operation, whose contestants are numbers of samples."""
+    yield points(setup, "plan", write_table, planned)
+    yield points(setup, "index", write_tars, indexed)
+    seen_outside = setup.new_folder()
+    for operation in ("verify --quick", "preflight"):
+        yield points(setup, operation, write_outside, partial(commanded, *operation.split()), seen_outside)
+    shutil.rmtree(seen_outside)
+    sparse = setup.new_folder()
+    for operation in LOADING:
+        yield points(setup, operation, write_sparse, partial(loaded, operation), sparse)
+
+
+def points(
+    setup: Setup,
+    operation: str,
+    write: Callable[[Path, int], None],
+    measure: Callable[[Path, int], Probed],
+    folder: Path | None = None,
+) -> Case:
+    """The operation on each number of samples; what it works on is written below `folder` unless it is there."""
+    folder = folder or setup.new_folder()
+    contestants: dict[str, Contestant] = {}
+    for power in range(SMALLEST, setup.sized(MOST[operation], min(MOST[operation], QUICK)) + 1):
+        samples, place = 10**power, folder / str(10**power)
+        if not place.exists():
+            place.mkdir()
+            write(place, samples)
+        contestants[f"{samples:,}"] = partial(row, measure, place, samples)
+    return Case(operation, contestants)
+
+
+def row(measure: Callable[[Path, int], Probed], place: Path, samples: int) -> Row:
+    seconds, peak_mb, grown_mb = measure(place, samples)
+    return {"seconds": seconds, "peak_mb": peak_mb} | ({} if grown_mb is None else {"grown_mb": grown_mb})
 
 
 def shards_of(samples: int) -> int:
     return max(samples // PER_SHARD, 1)
 
 
-def write_table(folder: Path, samples: int) -> Path:
+def write_table(place: Path, samples: int) -> None:
     """A table of so many captions, all of one picture."""
-    folder.mkdir()
-    (folder / "a.png").write_bytes(raw.png(1, side=8))
-    table = folder / "captions.csv"
-    with table.open("w") as file:
+    (place / "raw").mkdir()
+    (place / "raw/a.png").write_bytes(raw.png(1, side=8))
+    with (place / "raw/captions.csv").open("w") as file:
         file.write("file,caption,key\n")
         file.writelines(f"a.png,picture {number},k{number:09d}\n" for number in range(samples))
-    return table
+    write_config(place, place / "out", place / "raw/captions.csv", ", key: key")
 
 
-def _config(folder: Path, output: Path, table: Path, key: str = "") -> Path:
-    path = folder / "many.yaml"
+def write_tars(place: Path, samples: int) -> None:
+    many_shards.make(place / "version", shards_of(samples), min(samples, PER_SHARD))
+
+
+def write_outside(place: Path, samples: int) -> None:
+    many_shards.make_outside(place / "version", shards_of(samples), min(samples, PER_SHARD))
+    write_config(place, place / "version", place / "none.csv")
+
+
+def write_sparse(place: Path, samples: int) -> None:
+    (place / "version").mkdir()
+    billion.write(place / "version", samples, shards_of(samples))
+
+
+def write_config(place: Path, output: Path, table: Path, key: str = "") -> Path:
+    path = place / "many.yaml"
     path.write_text(CONFIG.format(output=output, table=table, key=key, per_shard=PER_SHARD))
     return path
 
 
-def prepared(folder: Path, operation: str, samples: int) -> Callable[[], Probed]:
-    """Write what the operation needs, unless it is there, and return what measures it once."""
-    kind = {"plan": "table", "index": "tars", "verify": "outside", "preflight": "outside"}.get(
-        operation, "sparse"
-    )
-    place = folder / f"{kind}-{samples}"
-    if not place.exists():
-        write(place, kind, samples)
-    version = place / "version"
-    if operation == "index":
-
-        def index() -> Probed:
-            made = tempfile.mkdtemp(prefix="indexed-", dir=folder)
-            try:
-                return probe(place, "command", "index", f"{version}/train", f"{made}/out", "--json")
-            finally:
-                shutil.rmtree(made)
-
-        return index
-    if operation == "verify":
-        return lambda: probe(place, "command", "verify", str(version), "--quick", "--json")
-    if operation in ("plan", "preflight"):
-        return lambda: probe(place, "command", operation, str(place / "many.yaml"), "--json")
-    tiny = folder / f"sparse-{10**SMALLEST}/version"
-    return lambda: probe(version, operation, str(tiny), str(samples))
+def planned(place: Path, samples: int) -> Probed:
+    return probe(place, "command", "plan", str(place / "many.yaml"), "--json")
 
 
-def write(place: Path, kind: str, samples: int) -> None:
-    """Write a dataset of so many samples, as far as the operations of its kind look at it."""
-    place.mkdir()
-    version, shards, per_shard = place / "version", shards_of(samples), min(samples, PER_SHARD)
-    if kind == "table":
-        _config(place, place / "out", write_table(place / "raw", samples), ", key: key")
-    elif kind == "tars":
-        many_shards.make(version, shards, per_shard)
-    elif kind == "outside":
-        many_shards.make_outside(version, shards, per_shard)
-        _config(place, version, place / "none.csv")
-    else:
-        version.mkdir()
-        billion.write(version, samples, shards)
+def indexed(place: Path, samples: int) -> Probed:
+    with tempfile.TemporaryDirectory(dir=place) as made:
+        return probe(place, "command", "index", f"{place}/version/train", f"{made}/out", "--json")
 
 
-def curves(folder: Path, operations: list[str], most: int, rounds: int) -> dict[str, results.Rows]:
-    """By operation and number of samples: the medians, and the fastest and the slowest of all rounds."""
-    found: dict[str, dict[str, dict[str, float]]] = {name: {} for name in operations}
-    for power in range(SMALLEST, min(max(SIZES[name] for name in operations), most) + 1):
-        samples = 10**power
-        asked = [name for name in operations if power <= SIZES[name]]
-        measures = {name: prepared(folder, name, samples) for name in asked}
-        taken: dict[str, list[Probed]] = {name: [] for name in asked}
-        for _ in range(rounds):
-            for name, measure in measures.items():
-                taken[name].append(measure())
-        for name, all_of_it in taken.items():
-            row = found[name][str(samples)] = _row(samples, all_of_it)
-            print(
-                f"{samples:>13,} samples, {name}: {row['seconds']:.2f} s, {row['peak_mb']:.0f} MB", flush=True
+def commanded(command: str, *options: object) -> Probed:
+    """`verify` of a version, or `preflight` of its config; the last two of `options` are the place and the size."""
+    *flags, place, _ = options
+    assert isinstance(place, Path)
+    what = place / ("many.yaml" if command == "preflight" else "version")
+    return probe(place, "command", command, str(what), *map(str, flags), "--json")
+
+
+def loaded(operation: str, place: Path, samples: int) -> Probed:
+    tiny = place.parent / str(10**SMALLEST) / "version"
+    return probe(place / "version", operation, str(tiny), str(samples))
+
+
+def engines(setup: Setup) -> Iterator[Case]:
+    """A case for each engine, whose contestants are numbers of workers; the clusters run as long as their case."""
+    busy, empty = setup.sized((16, 500), (4, 20))
+    taken = partial(scale_workers.taken, setup.folder, busy, empty)
+    yield Case("local", {named(count): partial(taken, scale_workers.local(count)) for count in WORKERS})
+    setup.folder.chmod(0o755)  # munge insists
+    with ExitStack() as stack:
+        if lacks := slurm_lab.missing():
+            yield Case("slurm", {named(1): partial(absent, f"{', '.join(lacks)} not installed")})
+        else:
+            stack.enter_context(scale_workers.slurm_here(setup.folder / "slurm"))
+            yield Case(
+                "slurm", {named(count): partial(taken, scale_workers.slurm(count)) for count in WORKERS}
             )
-        for place in folder.glob(f"*-{samples}"):
-            if power > SMALLEST:
-                shutil.rmtree(place)
-    return found
+    with ExitStack() as stack:
+        found = {
+            named(count): partial(taken, scale_workers.dask_here(setup.new_folder(), count, stack))
+            for count in WORKERS
+        }
+        yield Case("dask", found)
 
 
-def _row(samples: int, taken: list[Probed]) -> dict[str, float]:
-    seconds = [one.seconds for one in taken]
-    row = {
-        "samples": samples,
-        "shards": shards_of(samples),
-        "seconds": median(seconds),
-        "fastest_s": min(seconds),
-        "slowest_s": max(seconds),
-        "peak_mb": median(one.peak_mb for one in taken),
-        "highest_mb": max(one.peak_mb for one in taken),
-    }
-    grown = [one.grown_mb for one in taken if one.grown_mb is not None]
-    return {**row, "grown_mb": median(grown)} if grown else row
+def named(workers: int) -> str:
+    return "1 worker" if workers == 1 else f"{workers} workers"
 
 
-def constants(folder: Path, pictures: int) -> results.Rows:
-    """What a sample of 256 x 256 pixels takes in a real version of `tests.benchmarks.build_corpus`."""
-    corpus, output = folder / "corpus", folder / "built"
+def absent(reason: str) -> Row:
+    raise Absent(reason)
+
+
+def room(setup: Setup) -> Iterator[Case]:
+    pictures = setup.sized(CORPUS, 500)
+    corpus = setup.new_folder()
     build_corpus.make(corpus, pictures)
-    config = _config(folder, output, corpus / build_corpus.TABLE)
+    yield Case("256 x 256", {"a sample": partial(taken_up, setup, corpus, pictures)})
+
+
+def taken_up(setup: Setup, corpus: Path, pictures: int) -> Row:
+    """Bytes per sample of a version that `tarmac build` makes of the corpus."""
+    place = setup.new_folder()
+    config = write_config(place, place / "built", corpus / build_corpus.TABLE)
     command = [str(Path(sys.executable).with_name("tarmac")), "build", str(config), "--json"]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    version = (output / "current").resolve()
+    version = (place / "built/current").resolve()
     sizes = {path.relative_to(version): path.stat().st_size for path in version.rglob("*") if path.is_file()}
-    per_sample = {
+    total = {
+        "raw_bytes": sum(path.stat().st_size for path in corpus.rglob("*.jpg")),
         "tar_bytes": sum(size for path, size in sizes.items() if path.suffix == ".tar"),
+        "index_bytes": sum(size for path, size in sizes.items() if path.suffix == ".npy"),
         "samples_bytes": sum(size for path, size in sizes.items() if path.parent.name == "samples"),
         "inputs_bytes": sizes[Path("inputs.arrow")],
-        "raw_bytes": sum(path.stat().st_size for path in corpus.rglob("*.jpg")),
     }
-    row = {"pictures": float(pictures), **{name: size / pictures for name, size in per_sample.items()}}
-    print(f"constants: {row}", flush=True)
-    return {"256 x 256": row}
+    return {name: size / pictures for name, size in total.items()}
 
 
-def measured(folder: Path, parts: list[str], is_quick: bool) -> Iterator[tuple[str, results.Rows, int]]:
-    """Each case with its rows and rounds."""
-    rounds = 1 if is_quick else ROUNDS
-    if "constants" in parts:
-        yield "constants", constants(folder, 500 if is_quick else CORPUS), 1
-    if operations := [name for name in SIZES if name in parts]:
-        for name, rows in curves(folder, operations, QUICK if is_quick else 99, rounds).items():
-            yield name, rows, rounds
-    if "workers" in parts:
-        busy, empty = (8, 50) if is_quick else (16, 500)
-        for kind, engine in scale_workers.measure(folder, rounds, busy, empty).items():
-            yield f"workers, {kind}", engine, rounds
+def growth(figures: Figures) -> float:
+    """The peak for a million samples over that for a tenth as many."""
+    return figures.medians["1,000,000"]["peak_mb"] / figures.medians["100,000"]["peak_mb"]
 
 
-def main(*words: str) -> None:
-    parts = [word for word in words if word != "--quick"] or [*SIZES, "constants", "workers"]
-    is_quick = "--quick" in words
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="tarmac-scale-") as place:
-        os.chmod(place, 0o755)  # munge insists
-        loads = [results.load()]
-        for case, rows, rounds in measured(Path(place), parts, is_quick):
-            loads.append(results.load())
-            if not is_quick:
-                results.save("scale", case, rows, rounds, loads)
-    print(f"{time.monotonic() - began:.0f} s")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+LARGEST = f"{10**9:,}"
+SECONDS, PEAK = Column("seconds", "s", ".2f"), Column("peak_mb", "peak, MB")
+BENCHMARKS = (
+    Benchmark(
+        "scale",
+        "What the number of samples costs",
+        "Each operation on numbers of samples that grow tenfold, 10,000 a shard. plan lists a table, and index reads "
+        "tars of 2 KB a sample. verify and preflight get whole tables and a whole index beside tars that are holes, "
+        "for they read no member. The loader gets an index that is a sparse file, with real rows and members where its "
+        "batches of 8 ranks lie; its seconds and its growth are those after the imports, the others' hold the start of "
+        "the command. [Scale](scale.md) shows the curves.",
+        operations,
+        (SECONDS, PEAK, Column("grown_mb", "growth, MB")),
+        promises=(
+            Promise(
+                "time to a batch of 10^9 samples",
+                value(LARGEST, "seconds"),
+                "at most",
+                billion.MOST_BATCH_S,
+                unit="s",
+                cases=[*LOADING],
+            ),
+            Promise(
+                "growth of the process by it",
+                value(LARGEST, "grown_mb"),
+                "at most",
+                billion.MOST_BYTES / 1e6,
+                unit="MB",
+                cases=[*LOADING],
+            ),
+            Promise(
+                "peak of 10^6 samples over that of 10^5",
+                growth,
+                "at most",
+                1.1,
+                cases=("plan", "index", "verify --quick", "preflight"),
+            ),
+        ),
+        packages=("numpy", "pyarrow", "blake3"),
+        rounds=3,
+        is_warm=False,
+    ),
+    Benchmark(
+        "workers",
+        "The same work on more workers",
+        "A map of items that keep a core busy for a tenth of a second each, and one of items that do nothing, by the "
+        "engines of a build. Slurm is a real one of two nodes that are this machine, with an array of jobs of one core; "
+        "Dask is a scheduler with workers of one thread. Four workers share the cores that there are, and no network "
+        "lies between them. The maps start from one process.",
+        engines,
+        (
+            Column("whole_s", "s", ".2f"),
+            Column("first_s", "s until the first item begins", ".2f"),
+            Column("busy_s", "s from then to the last one's end", ".2f"),
+            Column("item_ms", "ms from one empty item to the next", ".2f"),
+        ),
+        packages=("distributed",),
+        rounds=3,
+        is_warm=False,
+    ),
+    Benchmark(
+        "room",
+        "What a sample takes on the disk",
+        "Bytes per sample of a version that `tarmac build` makes of JPEGs of 256 x 256 pixels with a caption.",
+        room,
+        (
+            Column("raw_bytes", "raw"),
+            Column("tar_bytes", "tar"),
+            Column("index_bytes", "index", ".1f"),
+            Column("samples_bytes", "table of samples"),
+            Column("inputs_bytes", "inputs.arrow"),
+        ),
+        packages=("pillow", "pyarrow"),
+        rounds=1,
+        is_warm=False,
+    ),
+)

@@ -1,6 +1,6 @@
-"""The same work on one, two and four workers of this machine's processes, of a Slurm array and of Dask.
+"""Maps on one and more workers of this machine's processes, of a Slurm array and of Dask, timed where the items run.
 
-Slurm is a real one of this machine, Dask a scheduler and workers that are processes here. So four workers share the
+Slurm is a real one of this machine, Dask a scheduler and workers that are processes here. So several workers share the
 cores that there are, and no network lies between them: what is measured is what the engines themselves cost.
 """
 
@@ -13,17 +13,14 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from tasks.core.engines import map_groups
 from tasks.core.schema.engine import Engines
 from tests import slurm_lab
 
-WORKERS = (1, 2, 4)
 HASHES = 400_000
 """Rounds of SHA-256 of an item that computes: about a tenth of a second of a core."""
-Row = dict[str, float]
 
 
 def compute(hashes: int) -> tuple[float, float]:
@@ -34,27 +31,7 @@ def compute(hashes: int) -> tuple[float, float]:
     return began, time.time()
 
 
-def measure(place: Path, rounds: int, busy: int, empty: int) -> dict[str, dict[str, Row]]:
-    """By engine and number of workers: see `taken`; engines that this machine lacks are left out, and said."""
-    found: dict[str, dict[str, Row]] = {}
-    for kind, cluster in {"local": here, "slurm": slurm, "dask": dask}.items():
-        if kind == "slurm" and (lacks := slurm_lab.missing()):
-            print(f"slurm: left out, for {', '.join(lacks)} is not installed")
-            continue
-        for workers in WORKERS:
-            with cluster(place, workers) as engines:
-                rows = [taken(engines, place, busy, empty) for _ in range(rounds)]
-            middle = {key: median(row[key] for row in rows) for key in rows[0]}
-            found.setdefault(kind, {})[str(workers)] = middle
-            print(f"{kind:6} {workers} workers: {middle}", flush=True)
-    for rows in found.values():
-        for row in rows.values():
-            row["speed_up"] = rows["1"]["busy_s"] / row["busy_s"]
-            row["whole_speed_up"] = rows["1"]["whole_s"] / row["whole_s"]
-    return found
-
-
-def taken(engines: Engines, place: Path, busy: int, empty: int) -> Row:
+def taken(place: Path, busy: int, empty: int, engines: Engines) -> dict[str, float]:
     """Seconds of a map of items that compute: whole, until the first item begins, and from then until the last has
     ended; and the milliseconds from one item to the next where they do nothing, over all workers. All is timed where
     the items run, because Slurm's results are looked at twice a second only."""
@@ -78,32 +55,36 @@ def timed(engines: Engines, place: Path, items: list[int]) -> list[tuple[float, 
     return times
 
 
-@contextmanager
-def here(place: Path, workers: int) -> Iterator[Engines]:
-    yield _engines(kind="local", workers=workers)
+def local(workers: int) -> Engines:
+    return _engines(kind="local", workers=workers)
+
+
+def slurm(jobs: int) -> Engines:
+    """An array of so many jobs of one core each."""
+    return _engines(kind="slurm", jobs=jobs, cpus=1)
 
 
 @contextmanager
-def slurm(place: Path, workers: int) -> Iterator[Engines]:
-    """An array of so many jobs of one core each, watched as often as on any cluster."""
-    folder = place / f"slurm-{workers}"
+def slurm_here(folder: Path) -> Iterator[None]:
+    """A Slurm that this process's maps go to."""
     folder.mkdir()
+    before = os.environ.get("SLURM_CONF")
     with slurm_lab.slurm_lab(folder) as conf:
         os.environ["SLURM_CONF"] = str(conf)
-        yield _engines(kind="slurm", jobs=workers, cpus=1)
+        yield
+    del os.environ["SLURM_CONF"]
+    if before is not None:
+        os.environ["SLURM_CONF"] = before
 
 
-@contextmanager
-def dask(place: Path, workers: int) -> Iterator[Engines]:
+def dask_here(folder: Path, workers: int, stack: ExitStack) -> Engines:
+    """A Dask cluster that lives until the stack is closed."""
     from tests.system.test_dask_build import Cluster
 
-    folder = place / f"dask-{workers}"
-    folder.mkdir()
-    with ExitStack() as stack:
-        cluster = Cluster(folder, stack)
-        for number in range(workers):
-            cluster.worker(f"w{number}")
-        yield _engines(kind="dask", address=cluster.address)
+    cluster = Cluster(folder, stack)
+    for number in range(workers):
+        cluster.worker(f"w{number}")
+    return _engines(kind="dask", address=cluster.address)
 
 
 def _engines(**build: Any) -> Engines:

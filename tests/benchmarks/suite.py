@@ -45,6 +45,9 @@ SUITE = {
     "first_lines": "bench_first_lines",
     "claims": "bench_claims",
     "install": "bench_install",
+    "scale": "bench_scale",
+    "workers": "bench_scale",
+    "room": "bench_scale",
     "cuda": "bench_cuda",
 }
 APART = {
