@@ -1,5 +1,5 @@
 # Two commands do all the set-up: `make demo` and `make test`. They need python3 with venv, and make.
-.PHONY: install demo docs release test test-system test-postgres lint size bench proof soak clean
+.PHONY: install demo docs release test test-system test-postgres lint size bench matrices proof soak clean
 SHELL := /bin/bash -o pipefail
 PYTHON ?= python3
 BIN := .venv/bin
@@ -57,6 +57,11 @@ size: install
 # measures small sizes in ten minutes, to show that all of it runs, and leaves the kept figures as they are.
 bench: install
 	$(BIN)/python -m tests.benchmarks $(if $(QUICK),--quick)
+
+# What Tarmac and others make of the same damaged shards, and the tests of injected faults, as pages of docs/matrices; ten
+# minutes. Stalls are not produced anew: `make soak` does that.
+matrices: install
+	$(BIN)/python -m tests.soak.matrices
 
 # All combinations, repeated kills and outages of which the daily sets hold one each, and the whole stall matrix.
 proof: install

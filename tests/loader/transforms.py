@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from tasks.core.errors import DataError
@@ -104,3 +105,9 @@ def taking_and_freeing(sample: dict[str, bytes], generator_seed: int | None) -> 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     _ = [bytearray(b"x") * (1 << 24) for _ in range(3)]
     return {"pages": resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before}
+
+
+def shown(sample: dict[str, bytes], generator_seed: int | None) -> dict[str, Any]:
+    """The caption and the sum of all pixels in RGB, as a text."""
+    pixels = torch.from_numpy(np.array(image_of(sample).convert("RGB"), np.int64))
+    return {"shown": f"{decode_text(sample['txt'])} {int(pixels.sum())}"}
