@@ -34,12 +34,12 @@ DRAWN = {
 def points(operation: str, key: str) -> list[tuple[int, float, float, float]]:
     """Samples, and the median, lowest and highest of a figure, as they were kept."""
     case = read(KEPT, "scale")[operation]
-    spans = case["ranges"]
-    return [
-        (int(name.replace(",", "")), row[key], *spans[name][key])
-        for name, row in case["rows"].items()
-        if key in row
-    ]
+    found = []
+    for name, row in case["rows"].items():
+        if key in row:
+            low, high = case["ranges"].get(name, {}).get(key) or (row[key], row[key])
+            found.append((int(name.replace(",", "")), row[key], low, high))
+    return found
 
 
 def slope(operation: str, key: str) -> float:
@@ -141,7 +141,7 @@ def estimates() -> Iterator[Estimate]:
         yield Estimate(
             what,
             f"{last(operation, 'seconds'):.2f} s, {last(operation, 'grown_mb'):.0f} MB more",
-            "as at 10^9: it does not grow",
+            "as at 10^9",
             f"scale: {operation}",
         )
     cost = at("clip_loading/256x256/tarmac/cpu_ms")
@@ -224,19 +224,21 @@ def workers_table() -> str:
                 ]
             )
     headings = ["", "s until the first item begins", "s of work", "x as fast as 1", "ms per empty item"]
-    return table(headings, rows)
+    missing = [engine for engine in ("local", "slurm", "dask") if engine not in read(KEPT, "workers")]
+    said = f"\n\nNot measured yet: {', '.join(missing)}." if missing else ""
+    return table(headings, rows) + said
 
 
 def circumstances() -> str:
     """When, where and at which load all of it was measured."""
     lines = []
     for name in ("scale", "workers", "room"):
-        cases = [*read(KEPT, name).values()]
-        loads = [case[key] for case in cases for key in ("load_before", "load_after")]
-        made = {f"{case['date']}, commit {case['commit']}, {case['machine']}" for case in cases}
-        lines.append(
-            f"- `{name}`: {cases[0]['rounds']} rounds, load {min(loads)} to {max(loads)}; {'; '.join(sorted(made))}"
-        )
+        for case, one in read(KEPT, name).items():
+            rounds = "1 round" if one["rounds"] == 1 else f"{one['rounds']} rounds"
+            loads = f"load {one['load_before']} to {one['load_after']}"
+            lines.append(
+                f"- `{name}`, {case}: {rounds}, {loads}, {one['date']}, commit {one['commit']}, {one['machine']}"
+            )
     return "\n".join(lines)
 
 

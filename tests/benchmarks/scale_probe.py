@@ -1,30 +1,36 @@
-"""One operation on a dataset of a given size, in a process of its own that reports its seconds and its memory.
+"""One operation on a dataset of a given size, in a process of its own, with its seconds and its memory.
 
-    python -m tests.benchmarks.scale_probe FOLDER OPERATION [WORDS…]
+`probe` runs a command of Tarmac's, whose seconds hold the start of the interpreter, as they do for a user:
 
-The last line that it prints is JSON. `command` runs `tarmac` with these words, and its seconds are counted outside,
-with the start of the interpreter. The others open a version with the loader, after the same on a tiny version, so that
-their seconds and their growth hold no import.
+    python -m tests.benchmarks.scale_probe WORDS…      the command, and the peak of its memory as its last line
+
+`forked` opens a version with the loader, in a fork of this process, which has the imports; the same is done on a tiny
+version first, so that neither seconds nor growth hold what is set up once.
 """
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
+from tests.benchmarks.harness import Failed
 from tests.system.foreign_env import ROOT
 
 PEAK = re.compile(r"VmHWM:\s+(\d+) kB")
 GLANCE_S, FEWEST = 0.02, 3
 """How often children are looked at, and how many looks pass before one counts."""
+
+
+TINY = 1000
 
 
 class Probed(NamedTuple):
@@ -35,12 +41,14 @@ class Probed(NamedTuple):
     grown_mb: float | None
 
 
-def probe(folder: Path, operation: str, *words: str) -> Probed:
-    """Run an operation in a process of its own; its peak is the sum of those of the process and its children."""
-    command = [sys.executable, "-m", "tests.benchmarks.scale_probe", str(folder), operation, *words]
+def probe(*words: str) -> Probed:
+    """Run `tarmac` with these words; its peak is the sum of those of the process and its children."""
+    command = [sys.executable, "-m", "tests.benchmarks.scale_probe", *words]
     children: dict[int, list[float]] = {}
     began = time.perf_counter()
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
         while process.poll() is None:
             for child in psutil.Process(process.pid).children(recursive=True):
                 children.setdefault(child.pid, []).append(peak_mb(child.pid))
@@ -48,11 +56,35 @@ def probe(folder: Path, operation: str, *words: str) -> Probed:
         outside = time.perf_counter() - began
         assert process.stdout is not None
         printed = process.stdout.read()
-    assert process.returncode == 0, f"{command}: {printed[-2000:]}"
-    found = json.loads(printed.splitlines()[-1])
+    if process.returncode:
+        raise Failed(f"tarmac {' '.join(words)}: {printed[-2000:]}")
     # A child that has just been forked, and starts another program next, still shows its parent's peak.
     lasting = sum(max(peaks[FEWEST:]) for peaks in children.values() if len(peaks) > FEWEST)
-    return Probed(found["seconds"] or outside, found["peak_mb"] + lasting, found["grown_mb"])
+    return Probed(outside, float(printed.splitlines()[-1]) + lasting, None)
+
+
+def forked(operation: str, version: Path, tiny: Path, samples: int) -> Probed:
+    """Open a version of so many samples."""
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(
+        target=_open, args=(theirs, operation, version, tiny, samples)
+    )
+    process.start()
+    theirs.close()
+    try:
+        return Probed(*ours.recv())
+    except EOFError:
+        raise Failed(f"{operation} of {samples:,} samples ended without an answer") from None
+    finally:
+        process.join()
+
+
+def _open(answer: Connection, operation: str, version: Path, tiny: Path, samples: int) -> None:
+    LOADING[operation](tiny, TINY)
+    before, began = peak_mb(), time.perf_counter()
+    LOADING[operation](version, samples)
+    seconds = time.perf_counter() - began
+    answer.send((seconds, peak_mb(), peak_mb() - before))
 
 
 def peak_mb(pid: int | str = "self") -> float:
@@ -62,13 +94,6 @@ def peak_mb(pid: int | str = "self") -> float:
     except OSError:
         return 0.0
     return int(found[1]) * 1024 / 1e6 if found else 0.0
-
-
-def run_command(*words: str) -> None:
-    from flows.cli import main
-
-    code = main(words)
-    assert code == 0, f"tarmac {' '.join(words)}: exit code {code}"
 
 
 def open_at(version: Path, shuffle: str, step: int | None) -> None:
@@ -100,19 +125,9 @@ LOADING: dict[str, Callable[[Path, int], None]] = {
 """By name: what opens a version of so many samples."""
 
 
-def main(folder: Path, operation: str, *words: str) -> None:
-    if operation == "command":
-        run_command(*words)
-        print(json.dumps({"seconds": None, "peak_mb": peak_mb(), "grown_mb": None}))
-        return
-    tiny, samples = Path(words[0]), int(words[1])
-    LOADING[operation](tiny, 1000)
-    before, began = peak_mb(), time.perf_counter()
-    LOADING[operation](folder, samples)
-    seconds = time.perf_counter() - began
-    print(json.dumps({"seconds": seconds, "peak_mb": peak_mb(), "grown_mb": peak_mb() - before}), flush=True)
-
-
 if __name__ == "__main__":
-    _, place, name, *rest = sys.argv
-    main(Path(place), name, *rest)
+    from flows.cli import main
+
+    code = main(sys.argv[1:])
+    print(peak_mb())
+    sys.exit(code)

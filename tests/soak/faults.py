@@ -1,9 +1,9 @@
-"""What readers make of the same damaged shards: `python -m tests.soak.faults` asks each of them anew, in some minutes.
+"""What readers make of the same damaged shards: `python -m tests.soak.faults [READER…]` asks them anew.
 
-Every cell is a process of its own, forked from one that has imported its reader. It reads each sample of a dataset of 100 once, decodes its picture, and prints
-captions. What it lost, delivered wrongly, or said is compared with the sound dataset; nothing is taken from what a reader
-claims. Readers are used as their own documentation shows. The answers go to faults.json, of which
-`python -m tests.soak.matrices` makes docs/matrices/faults.md.
+Every cell is a process of its own, forked from one that has imported its reader. It reads each sample of a dataset of
+100 once, decodes its picture, and prints captions. What it lost, delivered wrongly, or said is compared with the sound
+dataset; nothing is taken from what a reader claims. Readers are used as their own documentation shows. The answers go
+to faults.json, of which `python -m tests.soak.matrices` makes docs/matrices/faults.md.
 """
 
 from __future__ import annotations
@@ -301,19 +301,20 @@ def main(*words: str) -> None:
     if words[:1] == ("--read",):
         read_all(words[1], Path(words[2]))
         return
-    answers = []
-    for reader in (*READERS, *CHECKERS):
+    kept = json.loads(RESULTS.read_text())["answers"] if words else []
+    for reader in words or (*READERS, *CHECKERS):
+        kept = [one for one in kept if one["reader"] != reader]
         with tempfile.TemporaryDirectory(prefix="faults-") as folder:
             for answer in ask(reader, Path(folder)):
                 print(f"{answer.fault:36} {answer.reader:30} {answer.verdict}", flush=True)
-                answers.append(json.dumps(asdict(answer)))
+                kept.append(asdict(answer))
     about = {
         "date": date.today().isoformat(),
         "commit": commit(),
         "machine": machine(),
         "versions": versions(PACKAGES),
     }
-    text = ",\n".join(answers)
+    text = ",\n".join(map(json.dumps, kept))
     RESULTS.write_text('{"about": ' + json.dumps(about) + ',\n"answers": [\n' + text + "\n]}\n")
 
 

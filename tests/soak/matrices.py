@@ -41,123 +41,56 @@ class FaultTest(NamedTuple):
     test: str
 
 
+# fmt: off
 TESTS = (
-    FaultTest(
-        "a build is killed by SIGKILL at random moments",
-        "the next one goes on, and makes the same bytes",
-        "tests/dataset/building/test_interrupted.py::test_sigkill_at_random_moments_leaves_no_trace",
-    ),
-    FaultTest(
-        "a staged shard of a killed build is damaged",
-        "it is made again",
-        "tests/dataset/building/test_interrupted.py::test_a_staged_shard_that_is_damaged_is_made_again",
-    ),
-    FaultTest(
-        "the disk fills while a dataset is built",
-        "one line names the disk; with room, the build goes on",
-        "tests/system/test_full_disk.py::test_a_full_disk_stops_the_build_and_costs_nothing",
-    ),
-    FaultTest(
-        "the disk fills beside a version",
-        "the version stays sound and current",
-        "tests/system/test_full_disk.py::test_the_version_before_is_not_touched",
-    ),
-    FaultTest(
-        "a tenth of all addresses hangs",
-        "the build waits once, not for each",
-        "tests/dataset/building/test_addresses.py::test_a_tenth_of_hanging_addresses_costs_one_wait_and_not_one_each",
-    ),
-    FaultTest(
-        "a shard is lost or cut",
-        "the next build makes it again",
-        "tests/dataset/building/test_build.py::test_a_lost_or_cut_shard_is_made_again",
-    ),
-    FaultTest(
-        "a loader worker kills itself",
-        "the training ends at once, and names the worker",
-        "tests/loader/test_workers.py::test_a_worker_that_kills_itself_is_named",
-    ),
-    FaultTest(
-        "the training process is killed",
-        "its loader workers end",
-        "tests/loader/test_workers.py::test_workers_end_when_the_training_process_is_killed",
-    ),
-    FaultTest(
-        "a server of shards fails",
-        "the error has its address",
-        "tests/loader/test_remote.py::test_a_server_that_fails_is_an_error_with_its_address",
-    ),
-    FaultTest(
-        "a server of shards fails for a moment",
-        "it is asked again, and nothing is lost",
-        "tests/loader/test_remote.py::test_a_fault_that_passes_is_tried_again",
-    ),
-    FaultTest(
-        "a node's disk has no room for copies of shards",
-        "it costs speed alone",
-        "tests/loader/test_staging.py::test_a_disk_without_room_costs_speed_alone",
-    ),
-    FaultTest(
-        "a run's agent is killed by SIGKILL",
-        "its training ends, and the next call goes on",
-        "tests/supervision/test_agent.py::test_sigkill_of_the_agent_ends_its_training_and_the_next_call_goes_on",
-    ),
-    FaultTest(
-        "agent, training and evaluations are all killed",
-        "the same command ends as if nothing had been",
-        "tests/supervision/test_agent.py::test_sigkill_of_everything_then_again_ends_the_same",
-    ),
-    FaultTest(
-        "a rank crashes in C",
-        "its line of Python is named",
-        "tests/supervision/test_endings.py::test_a_rank_that_crashes_in_c_names_its_python_line",
-    ),
-    FaultTest(
-        "the disk fills while checkpoints are written",
-        "the run says so",
-        "tests/supervision/test_endings.py::test_a_full_disk_is_said",
-    ),
-    FaultTest(
-        "a rank of several is killed",
-        "the others end",
-        "tests/training/test_several_ranks.py::test_a_killed_rank_ends_the_others",
-    ),
-    FaultTest(
-        "Prefect's server hangs",
-        "neither progress nor cancelling waits for it",
-        "tests/test_stage.py::test_a_server_that_hangs_holds_up_neither_progress_nor_cancel",
-    ),
-    FaultTest(
-        "Prefect's server is gone",
-        "the work goes on",
-        "tests/test_stage.py::test_a_server_that_is_gone_does_not_end_the_work",
-    ),
-    FaultTest(
-        "a worker of a Slurm job is killed",
-        "it is replaced within its job",
-        "tests/system/test_slurm_build.py::test_a_killed_worker_is_replaced_within_its_job",
-    ),
-    FaultTest(
-        "a job of a Slurm array is cancelled",
-        "another does its items",
-        "tests/system/test_slurm_build.py::test_a_cancelled_job_is_done_again_by_another",
-    ),
-    FaultTest(
-        "work kills each worker that takes it, on Slurm",
-        "the map ends, with the reason",
-        "tests/system/test_slurm_build.py::test_work_that_kills_every_worker_ends_with_a_reason",
-    ),
-    FaultTest(
-        "a worker of Dask is killed",
-        "its items are done again",
-        "tests/system/test_dask_build.py::test_a_killed_workers_items_are_done_again",
-    ),
-    FaultTest(
-        "Dask's scheduler dies",
-        "the map ends, with the reason",
-        "tests/system/test_dask_build.py::test_a_scheduler_that_dies",
-    ),
+    FaultTest("a build is killed by SIGKILL at random moments", "the next one goes on, and makes the same bytes",
+              "tests/dataset/building/test_interrupted.py::test_sigkill_at_random_moments_leaves_no_trace"),
+    FaultTest("a staged shard of a killed build is damaged", "it is made again",
+              "tests/dataset/building/test_interrupted.py::test_a_staged_shard_that_is_damaged_is_made_again"),
+    FaultTest("the disk fills while a dataset is built", "one line names the disk; with room, the build goes on",
+              "tests/system/test_full_disk.py::test_a_full_disk_stops_the_build_and_costs_nothing"),
+    FaultTest("the disk fills beside a version", "the version stays sound and current",
+              "tests/system/test_full_disk.py::test_the_version_before_is_not_touched"),
+    FaultTest("a tenth of all addresses hangs", "the build waits once, not for each",
+              "tests/dataset/building/test_addresses.py::test_a_tenth_of_hanging_addresses_costs_one_wait_and_not_one_each"),
+    FaultTest("a shard is lost or cut", "the next build makes it again",
+              "tests/dataset/building/test_build.py::test_a_lost_or_cut_shard_is_made_again"),
+    FaultTest("a loader worker kills itself", "the training ends at once, and names the worker",
+              "tests/loader/test_workers.py::test_a_worker_that_kills_itself_is_named"),
+    FaultTest("the training process is killed", "its loader workers end",
+              "tests/loader/test_workers.py::test_workers_end_when_the_training_process_is_killed"),
+    FaultTest("a server of shards fails", "the error has its address",
+              "tests/loader/test_remote.py::test_a_server_that_fails_is_an_error_with_its_address"),
+    FaultTest("a server of shards fails for a moment", "it is asked again, and nothing is lost",
+              "tests/loader/test_remote.py::test_a_fault_that_passes_is_tried_again"),
+    FaultTest("a node's disk has no room for copies of shards", "it costs speed alone",
+              "tests/loader/test_staging.py::test_a_disk_without_room_costs_speed_alone"),
+    FaultTest("a run's agent is killed by SIGKILL", "its training ends, and the next call goes on",
+              "tests/supervision/test_agent.py::test_sigkill_of_the_agent_ends_its_training_and_the_next_call_goes_on"),
+    FaultTest("agent, training and evaluations are all killed", "the same command ends as if nothing had been",
+              "tests/supervision/test_agent.py::test_sigkill_of_everything_then_again_ends_the_same"),
+    FaultTest("a rank crashes in C", "its line of Python is named",
+              "tests/supervision/test_endings.py::test_a_rank_that_crashes_in_c_names_its_python_line"),
+    FaultTest("the disk fills while checkpoints are written", "the run says so",
+              "tests/supervision/test_endings.py::test_a_full_disk_is_said"),
+    FaultTest("a rank of several is killed", "the others end",
+              "tests/training/test_several_ranks.py::test_a_killed_rank_ends_the_others"),
+    FaultTest("Prefect's server hangs", "neither progress nor cancelling waits for it",
+              "tests/test_stage.py::test_a_server_that_hangs_holds_up_neither_progress_nor_cancel"),
+    FaultTest("Prefect's server is gone", "the work goes on",
+              "tests/test_stage.py::test_a_server_that_is_gone_does_not_end_the_work"),
+    FaultTest("a worker of a Slurm job is killed", "it is replaced within its job",
+              "tests/system/test_slurm_build.py::test_a_killed_worker_is_replaced_within_its_job"),
+    FaultTest("a job of a Slurm array is cancelled", "another does its items",
+              "tests/system/test_slurm_build.py::test_a_cancelled_job_is_done_again_by_another"),
+    FaultTest("work kills each worker that takes it, on Slurm", "the map ends, with the reason",
+              "tests/system/test_slurm_build.py::test_work_that_kills_every_worker_ends_with_a_reason"),
+    FaultTest("a worker of Dask is killed", "its items are done again",
+              "tests/system/test_dask_build.py::test_a_killed_workers_items_are_done_again"),
+    FaultTest("Dask's scheduler dies", "the map ends, with the reason",
+              "tests/system/test_dask_build.py::test_a_scheduler_that_dies"),
 )
+# fmt: on
 
 
 def run_tests() -> None:
@@ -271,8 +204,13 @@ def score_table() -> str:
     )
 
 
+NOT_RUN = "No outcome is kept yet: `make matrices` runs these tests and writes what came of them."
+
+
 def tests_table() -> str:
     kept = json.loads(KEPT.read_text())["tests"]
+    if not kept:
+        return table(["fault", "what must come of it"], [[one.fault, one.promise] for one in TESTS])
     rows = []
     for one in TESTS:
         row, name = kept[one.test], one.test.partition("::")[2]
@@ -344,6 +282,8 @@ def about_readers() -> str:
 
 def about_tests() -> str:
     kept = json.loads(KEPT.read_text())["about"]
+    if not kept:
+        return NOT_RUN
     return f"The tests ran on {kept['date']} at commit {kept['commit']}, {kept['machine']}."
 
 
