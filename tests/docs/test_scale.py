@@ -26,6 +26,8 @@ def test_a_curve_is_as_drawn_and_stays_within_its_frame(name: str) -> None:
     assert picture == scale_page.DRAWINGS[name](), "draw it again: python -m tests.benchmarks.scale_page"
     root = ET.fromstring(picture)
     assert root.findtext(f"{SVG}title") and root.findtext(f"{SVG}desc")
+    for label in root.iter(f"{SVG}text"):
+        assert float(label.get("x", "0")) + 7 * len(label.text or "") <= scale_page.WIDTH, label.text
     marks = [(float(one.get("cx", "")), float(one.get("cy", ""))) for one in root.iter(f"{SVG}circle")]
     assert len(marks) == sum(MOST[operation] - 2 for operation in scale_page.DRAWN)
     assert all(
