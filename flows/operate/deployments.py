@@ -43,8 +43,9 @@ from tasks.core.config import differing_keys, load_config
 from tasks.core.errors import UsageError
 from tasks.events import TAG
 
-STEPS = (folder.ENTER, "prefect.deployments.steps.set_working_directory")
-"""The pull steps that name a deployment's folder: ours, and that of a prefect.yaml without any."""
+STEPS = (folder.ENTER, "flows.operate.folder.enter", "prefect.deployments.steps.set_working_directory")
+"""The pull steps that name a deployment's folder: ours, as it is called now and was before, and that of a
+prefect.yaml without any."""
 UNKNOWN = UUID(int=0)
 """The id of a new deployment that a dry run does not make."""
 PAGE = 200
@@ -144,6 +145,9 @@ def _gone(
 ) -> dict[str, DeploymentResponse]:
     """Return the deployments of this folder that it no longer offers, by name."""
     names = {entrypoint: flow for flow, entrypoint in FLOWS.items()}
+    names |= {
+        entrypoint.replace("tarmac", f"flows.{flow}"): flow for flow, entrypoint in FLOWS.items()
+    }  # before
     offered = {offer.full_name for offer in offers}
     ours = DeploymentFilter.model_validate({"tags": {"all_": [TAG]}})
     tagged: list[DeploymentResponse] = []

@@ -21,8 +21,8 @@ from prefect.states import Failed
 
 MACHINE_ID = Path("/etc/machine-id")
 """The file is systemd's; a container may have none."""
-ENTER = f"{__name__}.enter"
-NAMES = f"{__name__}.names"
+ENTER, NAMES = "tarmac.enter", "tarmac.names"
+"""The steps of deployments, by which names Prefect imports them."""
 
 
 def project_name() -> str:

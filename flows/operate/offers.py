@@ -34,11 +34,11 @@ POOL = "tarmac"
 TAGS = [TAG, TAKE_UP]
 """The tags of every deployment."""
 FLOWS = {
-    "build": "flows.build.build_flow",
-    "pipeline": "flows.pipeline.pipeline",
-    "verify": "flows.verify.verify_flow",
-    "evaluate": "flows.evaluate.evaluate_flow",
-    "doctor": "flows.doctor.doctor_flow",
+    "build": "tarmac.build_flow",
+    "pipeline": "tarmac.pipeline",
+    "verify": "tarmac.verify_flow",
+    "evaluate": "tarmac.evaluate_flow",
+    "doctor": "tarmac.doctor_flow",
 }
 """The entrypoint of each flow that is deployed."""
 SCHEDULE_SLUG = "config"

@@ -189,10 +189,8 @@ def child_environment() -> dict[str, str]:
     a user's own `tasks.py` there would replace Tarmac's package. `users_environment` takes this back.
     """
     found = {USERS + name: os.environ.get(name, "") for name in PATH_SETTINGS}
-    paths = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
-    if HOME not in paths:
-        paths.insert(0, HOME)
-    ours = {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    others = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", HOME)]
+    ours = {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join([HOME, *others])}
     return {**found, **os.environ, **ours}
 
 

@@ -47,6 +47,14 @@ def test_each_finds_its_own_on_the_path(project: Path, monkeypatch: pytest.Monke
     assert users_environment() == dict(os.environ)
 
 
+def test_tarmacs_is_found_where_somebody_has_put_the_project_before_it(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Prefect does with the process of a flow run."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(project), str(ROOT)]))
+    assert output(SHOW, child_environment(), project) != [str(project / "tasks.py")]
+
+
 def test_workers_find_tarmacs_where_a_project_has_its_own(project: Path) -> None:
     """A pool's forkserver imports the function's module before multiprocessing hands it a path."""
     code = (

@@ -50,7 +50,7 @@ def names(offers: tuple[Offer, ...]) -> list[str]:
 def test_data_alone_is_only_built(write) -> None:
     offers = of_project([write(DATA_ONLY)]).offers
     assert names(offers) == ["build/one", *SHARED]
-    assert offers[0].entrypoint == "flows.build.build_flow" and offers[0].cron is None
+    assert offers[0].entrypoint == "tarmac.build_flow" and offers[0].cron is None
     assert "data/made" in offers[0].description
 
 
