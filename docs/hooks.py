@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import posixpath
 import re
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,18 +102,5 @@ def on_page_content(html: str, **_: Any) -> str:
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """Leave pages out of the navigation that are planned and not written yet."""
-    jieba.setLogLevel(
-        logging.WARNING
-    )  # the search cuts Chinese with it, and it logs the load of its dictionary
-    config.nav = [one for one in map(partial(_existing, Path(config.docs_dir)), config.nav or []) if one]
-
-
-def _existing(docs: Path, entry: Any) -> Any:
-    if isinstance(entry, str):
-        return entry if (docs / entry).is_file() else None
-    [(title, value)] = entry.items()
-    if isinstance(value, list):
-        value = [one for one in map(partial(_existing, docs), value) if one]
-        return {title: value} if value else None
-    return entry if (docs / value).is_file() else None
+    """The search cuts Chinese with jieba, which would log the load of its dictionary."""
+    jieba.setLogLevel(logging.WARNING)

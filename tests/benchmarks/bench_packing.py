@@ -119,7 +119,7 @@ BENCHMARKS = (
         "Packing conversations",
         "Conversations as long as nanoVLM takes them to be, in packs of 4,096 tokens and at most 18 images, beside the "
         "algorithm of nanoVLM's ConstantLengthDataset, of which 50,000 are timed, as its buffers are alike. Memory is "
-        "what packing adds; a resume is the time to the first pack after all samples.",
+        "what packing adds to the peak of the process; a resume is the time to the first pack after all samples.",
         cases,
         (
             Column("samples_per_s", "samples/s"),
