@@ -276,7 +276,7 @@ def measure(benchmark: Benchmark, is_quick: bool, say: Callable[[str], None]) ->
 def _measured(
     benchmark: Benchmark, case: Case, is_quick: bool, began: float, say: Callable[[str], None]
 ) -> Measured:
-    rounds = min(2, benchmark.rounds) if is_quick else benchmark.rounds
+    rounds = 1 if is_quick else benchmark.rounds
     is_warm = benchmark.is_warm and not is_quick
     before, left_out = os.getloadavg()[0], {}
     taken: dict[str, list[Row]] = {name: [] for name in case.contestants}

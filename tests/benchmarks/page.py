@@ -25,7 +25,7 @@ INTRODUCTION = (
     "figure was measured. [loader.md](loader.md#how-well-the-samples-are-shuffled) has the quality of shuffling."
 )
 QUICK_INTRODUCTION = (
-    "`make bench QUICK=1` measured this on small sizes, in two rounds without one that warms. It shows that everything "
+    "`make bench QUICK=1` measured this on small sizes, in one round without one that warms. It shows that everything "
     "runs; no figure of it means anything."
 )
 BAR, STEP, LEFT, FULL, HEAD = 14, 20, 210, 240, 26
