@@ -147,7 +147,7 @@ def loaded(operation: str, place: Path, samples: int) -> Probed:
 
 def engines(setup: Setup) -> Iterator[Case]:
     """A case for each engine, whose contestants are numbers of workers; the clusters run as long as their case."""
-    busy, empty = setup.sized((16, 500), (4, 20))
+    busy, empty = setup.sized((64, 500), (4, 20))
     taken = partial(scale_workers.taken, setup.folder, busy, empty)
     yield Case("local", {named(count): partial(taken, scale_workers.local(count)) for count in WORKERS})
     setup.folder.chmod(0o755)  # munge insists
