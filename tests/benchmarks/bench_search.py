@@ -76,8 +76,9 @@ def conversations(folder: Path) -> tuple[Config, Path]:
     return config, versions.resolve(config.dataset.output)
 
 
-def compared(shape: str, folder: str, swept_s: float) -> Row:
-    """One search and one sweep; `rate` is what the search chose over the best that the sweep found, in turns."""
+def compared(shape: str, folder: str, swept_s: float, most: int | None) -> Row:
+    """One search and one sweep, of the first `most` settings; `rate` is what the search chose over the best that the
+    sweep found, in turns."""
     config, version = SHAPES[shape](Path(folder))
     assert config.train is not None
     forkserver.start_forkserver(module_of(config.train))
@@ -91,7 +92,9 @@ def compared(shape: str, folder: str, swept_s: float) -> Row:
     size = min(config.train.batch_size, bench.samples_within(BATCH_S))
     chosen, measurements = searched(bench, space, size, inf)
     search_s, began = time.perf_counter() - began, time.perf_counter()
-    swept = [bench.measure(setting, size, seed, swept_s) for seed, setting in enumerate(space, start=1000)]
+    swept = [
+        bench.measure(setting, size, seed, swept_s) for seed, setting in enumerate(space[:most], start=1000)
+    ]
     sweep_s = time.perf_counter() - began
     best = [one.setting for one in sorted(swept, key=lambda one: one.samples_per_s, reverse=True)[:2]]
     finalists = list(dict.fromkeys([*best, chosen.setting]))
@@ -122,7 +125,7 @@ def cases(setup: Setup) -> Iterator[Case]:
     for shape in setup.sized([*SHAPES], ["conversations"]):
 
         def search(shape: str = shape) -> Row:
-            return call(compared, shape, setup.new_folder(), setup.sized(SWEPT_S, 0.1))()
+            return call(compared, shape, setup.new_folder(), *setup.sized((SWEPT_S, None), (0.1, 3)))()
 
         yield Case(TITLES[shape], {"the search": search})
 
