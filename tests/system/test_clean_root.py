@@ -19,6 +19,7 @@ INSTALL = "pip install "
 PINNED = f"{UV} pip install -q --compile-bytecode -c /opt/constraints.txt"
 
 
+@pytest.mark.proof  # it takes five to seven minutes on two cores
 def test_the_page_of_the_start_is_typed_from_top_to_bottom(tmp_path: Path) -> None:
     compared, commands = Comparison(), 0
     with clean_root() as root:
