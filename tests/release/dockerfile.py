@@ -100,7 +100,7 @@ class Image:
         elif word == "CMD":
             stage.command = json.loads(rest)
         else:
-            raise NotImplementedError(f"{word} {rest}")
+            raise ValueError(f"{word} is not among the instructions that are done here: {rest}")
 
     def _copy(self, stage: Stage, words: list[str]) -> None:
         *sources, place = words

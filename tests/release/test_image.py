@@ -70,7 +70,7 @@ def test_it_runs_tarmac_as_a_user_who_is_not_root(image: Image) -> None:
     assert "verify" in container.contain().output, "without words it shows the help"
     assert container.run(["id", "-u"]).output == "1000\n"
     assert container.run(["touch", "/opt/tarmac/bin/tarmac"]).code == 1, "it could change its own code"
-    assert container.run(["touch", "/data/kept", "/work/made"]).code == 0
+    assert container.run(["touch", "/data/kept", "/project/made"]).code == 0
     assert container.run(["python", "-c", "import torch"]).code == 1
     assert container.labels["org.opencontainers.image.version"] == version("tarmac")
     assert container.labels["org.opencontainers.image.revision"] == COMMIT
@@ -81,7 +81,7 @@ def test_it_runs_tarmac_as_a_user_who_is_not_root(image: Image) -> None:
 def test_it_verifies_a_dataset(image: Image, digits_dataset: Path, user: str) -> None:
     """As its own user, and as one of `docker run --user`, who has no account in the image."""
     container, name = image.last, f"digits-{user.partition(':')[0]}"
-    container.root.put(digits_dataset, f"/work/{name}")
+    container.root.put(digits_dataset, f"/project/{name}")
     sound = container.contain("verify", name, user=user)
     assert sound.code == 0 and "is sound" in sound.output, sound.output
     shard = container.root.folder / f"work/{name}/current/train/000001.tar"
@@ -97,7 +97,7 @@ def test_a_user_without_an_account_writes_into_a_folder_of_his_own(
     image: Image, digits_dataset: Path
 ) -> None:
     container = image.last
-    container.root.put(digits_dataset, "/work/looked")
+    container.root.put(digits_dataset, "/project/looked")
     assert container.run(["chown", "--recursive", "4242:4242", "looked"], user="0:0").code == 0
     looked = container.contain("look", "looked", user="4242:4242", HOME="/data")
     assert looked.code == 0, looked.output
