@@ -84,7 +84,7 @@ def test_it_verifies_a_dataset(image: Image, digits_dataset: Path, user: str) ->
     container.root.put(digits_dataset, f"/project/{name}")
     sound = container.contain("verify", name, user=user)
     assert sound.code == 0 and "is sound" in sound.output, sound.output
-    shard = container.root.folder / f"work/{name}/current/train/000001.tar"
+    shard = container.root.folder / f"project/{name}/current/train/000001.tar"
     content = bytearray(shard.read_bytes())
     content[2000] ^= 1
     shard.write_bytes(content)
@@ -101,7 +101,7 @@ def test_a_user_without_an_account_writes_into_a_folder_of_his_own(
     assert container.run(["chown", "--recursive", "4242:4242", "looked"], user="0:0").code == 0
     looked = container.contain("look", "looked", user="4242:4242", HOME="/data")
     assert looked.code == 0, looked.output
-    assert (container.root.folder / "work/looked/look.html").stat().st_uid == 4242
+    assert (container.root.folder / "project/looked/look.html").stat().st_uid == 4242
 
 
 @pytest.mark.system
