@@ -9,7 +9,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import date
 from importlib.metadata import version
 from itertools import takewhile
@@ -93,3 +93,14 @@ def _pins(lines: Iterable[str]) -> Iterable[tuple[str, str]]:
         name, _, number = line.partition("==")
         if name and not name.startswith("#"):
             yield name, number
+
+
+def at(path: str, folder: Path = KEPT) -> float:
+    """A figure by `BENCHMARK/CASE/ROW/KEY`; KeyError where there is none."""
+    benchmark, *keys = path.split("/")
+    found: Any = read(folder, benchmark)
+    for key in [keys[0], "rows", *keys[1:]]:
+        found = found[key]
+    if isinstance(found, Mapping):
+        raise KeyError(path)
+    return float(found)
