@@ -23,7 +23,7 @@ from flows.cli import app
 from tests.release.built import build, copy_checkout, install_beside, plain_environment
 from tests.services import environment, free_port, prefect_server, until
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.proof  # six minutes each way
 
 TASKS = """\
 import pathlib, sys
@@ -134,7 +134,7 @@ CALLS = [
     Call("compare {run} {other}", "train.seed  0 +1"),
     Call("export {run} --to open_clip", "✓ export    {run}, step 4"),
     Call("forget {other} --yes", "✓ removed {other}"),
-    Call(f"preflight -- {OPEN_CLIP}", "by open_clip_train/data.py"),
+    Call(f"preflight -- {OPEN_CLIP}", "✓ every worker of every rank gets a batch(?s:.*)samples of 2 shards"),
     Call("preflight -- python train.py", "no trainer that Tarmac knows", code=2),
     Call("doctor --log trained.log", "VERDICT  worker.killed", code=1),
     Call("watch -- python train.py", "the trainer has the project the project's helpers(?s:.*)it ended well"),
@@ -220,9 +220,7 @@ class ShadowingProject:
             (self.path / "synthetic.jsonl").write_text("".join(lines))
 
 
-@pytest.fixture(
-    scope="module", params=["PYTHONPATH=.", pytest.param("as installed", marks=pytest.mark.proof)]
-)
+@pytest.fixture(scope="module", params=["PYTHONPATH=.", "as installed"])
 def project(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
