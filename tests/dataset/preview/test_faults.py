@@ -263,7 +263,7 @@ def test_a_damaged_manifest_leaves_the_faults(dataset: Path, harm: str) -> None:
     text = words(page)
     assert "manifest.invalid" in text and "The tables do not hold together" in text
     assert "Faulty samples are not shown: without the manifest" in text
-    why = "missing" if harm == "gone" else "damaged or newer"
+    why = {"gone": "missing", "torn": "damaged or newer", "newer": "of the newer format tarmac/9"}[harm]
     assert text.count(f"Nothing is shown: manifest.json is {why}") == 5
     assert str(dataset / "versions") not in text
 
