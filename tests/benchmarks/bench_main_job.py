@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -21,12 +21,24 @@ from tests.services import BIN, environment, free_port, prefect_server
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [str(BIN / "tarmac"), "run", "configs/digits-clip.yaml", "--json"]
+FEW = [
+    "--set",
+    "train.steps=20",
+    "--set",
+    "train.warmup=2",
+    "--set",
+    "train.checkpoint_every=20",
+    "--set",
+    "evaluate.every=20",
+]
 
 
-def timed(project: Path, env: dict[str, str]) -> tuple[float, dict[str, object]]:
+def timed(project: Path, env: dict[str, str], more: Sequence[str]) -> tuple[float, dict[str, object]]:
     """Wall seconds of the command, and what it told."""
     began = time.monotonic()
-    done = subprocess.run(COMMAND, cwd=project, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    done = subprocess.run(
+        [*COMMAND, *more], cwd=project, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
     took = time.monotonic() - began
     printed = json.loads(done.stdout)
     if done.returncode != 0:
@@ -34,13 +46,13 @@ def timed(project: Path, env: dict[str, str]) -> tuple[float, dict[str, object]]
     return took, printed
 
 
-def job(project: Path, env: dict[str, str]) -> Row:
+def job(project: Path, more: Sequence[str], env: dict[str, str]) -> Row:
     """The job from nothing, and once more with nothing to do."""
     for made in ("data/digits", "runs"):
         shutil.rmtree(project / made, ignore_errors=True)
-    took, found = timed(project, env)
+    took, found = timed(project, env, more)
     stages = sum(stage["seconds"] for stage in found["stages"])  # type: ignore[attr-defined]
-    return {"s": took, "orchestration_s": took - stages, "again_s": timed(project, env)[0]}
+    return {"s": took, "orchestration_s": took - stages, "again_s": timed(project, env, more)[0]}
 
 
 def cases(setup: Setup) -> Iterator[Case]:
@@ -51,12 +63,11 @@ def cases(setup: Setup) -> Iterator[Case]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     env = environment(place / "server", free_port())
     with prefect_server(env, place / "server.log"):
+        run = partial(job, project, setup.sized([], FEW))
         places = {
-            "temporary server, new": lambda: job(project, {**kept, "PREFECT_HOME": str(setup.new_folder())}),
-            "temporary server, existing": partial(
-                job, project, {**kept, "PREFECT_HOME": str(place / "home")}
-            ),
-            "running server": partial(job, project, env),
+            "temporary server, new": lambda: run({**kept, "PREFECT_HOME": str(setup.new_folder())}),
+            "temporary server, existing": lambda: run({**kept, "PREFECT_HOME": str(place / "home")}),
+            "running server": lambda: run(env),
         }
         some = dict([*places.items()][: setup.sized(3, 1)])
         yield Case("digits, from raw files to an evaluated model", some)

@@ -153,8 +153,8 @@ def cases(setup: Setup) -> Iterator[Case]:
 def beyond_noise(figures: Figures) -> float:
     """How far both are apart, less what seeds differ by, or a hundredth."""
     one, other = (row["accuracy"] for row in figures.medians.values())
-    noise = max(high - low for low, high in (span["accuracy"] for span in figures.ranges.values()))
-    return max(abs(one - other) - max(noise, 0.01), 0.0)
+    noise = [high - low for low, high in (span["accuracy"] for span in figures.ranges.values())]
+    return max(abs(one - other) - max([0.01, *noise]), 0.0)
 
 
 BENCHMARKS = (

@@ -40,7 +40,7 @@ def trained(way: str, steps: int) -> Row:
         os.chdir(folder)
         write_example("digits", Path("data/raw/digits"))
         every = steps // 6
-        changes = [f"train.steps={steps}", f"train.checkpoint_every={every}", f"evaluate.every={every}"]
+        changes = [f"train.steps={steps}", f"train.checkpoint_every={every}", f"evaluate.every={steps}"]
         config = configs.load_config(ROOT / "configs" / "digits-clip.yaml", changes)
         run = plan(config, build(config).version)
         killed = 0.0
@@ -99,7 +99,7 @@ BENCHMARKS = (
     Benchmark(
         "recovery",
         "What a killed process costs",
-        "A training of the digits with a checkpoint every sixth of its steps, undisturbed, and with its rank killed by SIGKILL "
+        "A training of the digits with a checkpoint every sixth of its steps and one evaluation at its end, undisturbed, and with its rank killed by SIGKILL "
         "halfway. What it keeps is all of its time but the restart and the steps done again. The agent's share of a core "
         "includes its start.",
         cases,

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -92,9 +93,8 @@ def compared(shape: str, folder: str, swept_s: float, most: int | None) -> Row:
     size = min(config.train.batch_size, bench.samples_within(BATCH_S))
     chosen, measurements = searched(bench, space, size, inf)
     search_s, began = time.perf_counter() - began, time.perf_counter()
-    swept = [
-        bench.measure(setting, size, seed, swept_s) for seed, setting in enumerate(space[:most], start=1000)
-    ]
+    some = enumerate(islice(space, most), start=1000)
+    swept = [bench.measure(setting, size, seed, swept_s) for seed, setting in some]
     sweep_s = time.perf_counter() - began
     best = [one.setting for one in sorted(swept, key=lambda one: one.samples_per_s, reverse=True)[:2]]
     finalists = list(dict.fromkeys([*best, chosen.setting]))

@@ -154,7 +154,7 @@ def _call(command: list[str], environment: dict[str, str]) -> str:
 
 
 def cases(setup: Setup) -> Iterator[Case]:
-    setting = Setting(steps=setup.sized(80, 40))
+    setting = Setting(steps=setup.sized(80, 20))
     for name, side in ((AS_THEY_ARE, None), (AS_JPEG, 256))[: setup.sized(2, 1)]:
         digits = Digits.made_in(setup.new_folder(), side)
         yield Case(
