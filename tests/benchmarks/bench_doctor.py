@@ -37,10 +37,9 @@ def answered(name: str) -> Row:
 
 
 def cases(setup: Setup) -> Iterator[Case]:
-    stalls = [row for row in ROWS if row.name in DAILY and row.missing() is None]
-    yield Case(
-        "two busy cores", {one.name: call(answered, one.name) for one in stalls[: setup.sized(None, 1)]}
-    )
+    stalls = [row.name for row in ROWS if row.name in DAILY and row.missing() is None][::3]
+    some = stalls[: setup.sized(None, 1)]
+    yield Case("two busy cores", {name: call(answered, name) for name in some})
 
 
 BENCHMARKS = (
@@ -48,7 +47,7 @@ BENCHMARKS = (
         "doctor",
         "Diagnosing a stall",
         "`tarmac doctor --pid` of a training that has stalled for 25 s, while two other processes keep both cores busy: "
-        "the time of the whole command.",
+        "the time of the whole command, for five of the stalls of the matrix.",
         cases,
         (Column("s", "s", ".1f"),),
         promises=(
@@ -61,5 +60,6 @@ BENCHMARKS = (
             ),
         ),
         packages=("py-spy", "torch"),
+        is_warm=False,
     ),
 )

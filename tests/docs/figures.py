@@ -121,7 +121,29 @@ STATED: Mapping[str, Sequence[Sentence]] = {
             [Kept("addresses", "all addresses answer", "tarmac", "images_per_s", "img2dataset", ".1f")],
         ),
     ],
+    "docs/cluster.md": [
+        (
+            "The worker takes {} MB, and {} MB for each flow run",
+            [
+                Kept("operating", "the worker", "at rest", "mb"),
+                Kept("operating", "a flow run with nothing to do", "build/digits-clip", "mb"),
+            ],
+        ),
+    ],
+    "docs/preflight.md": [
+        (
+            "10,000 shards of 10,000 samples take {} s",
+            [Kept("scale", "preflight", "100,000,000", "seconds", form=".1f")],
+        ),
+    ],
     "docs/loader.md": [
+        (
+            "10^9 samples in 10^5 shards the first batch comes after {} s, and the process grows by {} MB",
+            [
+                Kept("scale", "first batch, samples", "1,000,000,000", key, form=form)
+                for key, form in (("seconds", ".2f"), ("grown_mb", ".0f"))
+            ],
+        ),
         shuffled("a perfect shuffle", "perfect shuffle"),
         shuffled("`shuffle: samples`", "tarmac, samples"),
         shuffled("`shuffle: windows`", "tarmac, windows"),
