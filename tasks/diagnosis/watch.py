@@ -226,10 +226,15 @@ def _attend(
     warned: set[str] = set()
     activity = _TreeActivity(process.pid)
     stalled: tuple[str, float] | None = None
-    while True:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(POLL_S)
-            return found
+    ended = threading.Event()
+
+    def wait() -> None:
+        process.wait()
+        ended.set()
+
+    # Popen.wait with a timeout would look twenty times a second.
+    threading.Thread(target=wait, name="wait-for-command", daemon=True).start()
+    while not ended.wait(POLL_S):
         rhythm, now = listener.rhythm, time.monotonic()
         if stalled is not None and rhythm.since > stalled[1]:
             show(f"✓ goes on after {rhythm.since - stalled[1]:.0f} s ({stalled[0]})")
@@ -237,7 +242,9 @@ def _attend(
         if stalled is None:
             _show_findings("slow", slow.look(now), show)
         _show_findings("wrong", listener.learning.look(), show)
-        if stalled is not None or not (rhythm.is_suspicious(now) or activity.idle_s(now) > IDLE_S):
+        # Lines of progress are activity themselves.
+        is_idle = rhythm.silence(now) > ACTIVITY_EVERY_S and activity.idle_s(now) > IDLE_S
+        if stalled is not None or not (is_idle or rhythm.is_suspicious(now)):
             continue
         examined = examination.examine_process(process.pid, listener.log)
         if process.poll() is not None:
@@ -254,7 +261,8 @@ def _attend(
         stalled = examined.verdict.report.findings[0].code, rhythm.since
         if stops:
             _stop(process, show)
-            return found
+            break
+    return found
 
 
 def _show_findings(mark: str, findings: Iterable[Finding], show: Callable[[str], None]) -> None:

@@ -96,7 +96,7 @@ class ProcStat:
 
 def stat(pid: int) -> ProcStat | None:
     """Return the state of a process, or None when there is none."""
-    text = _text(PROC / str(pid) / "stat")
+    text = _text(f"{PROC}/{pid}/stat")
     if text is None:
         return None
     name, fields = text[text.index("(") + 1 : text.rindex(")")], text[text.rindex(")") + 2 :].split()
@@ -259,9 +259,10 @@ def _fields(path: Path) -> dict[str, str]:
     return {name: value.strip() for name, _, value in pairs}
 
 
-def _text(path: Path) -> str | None:
+def _text(path: Path | str) -> str | None:
     """Return the text of a file, or None where the process is gone or the file may not be read."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        with open(path, "rb", buffering=0) as file:  # a watch reads thousands a minute
+            return file.readall().decode(errors="replace")
     except OSError:
         return None
