@@ -34,7 +34,6 @@ from tests.benchmarks.harness import Benchmark, Case, Column, Setup, call
 DEPTH, SIDE = 251, 1024
 TARGET_SPACING, TARGET_SHAPE = (1.5, 0.75, 0.75), (240, 480, 480)
 CROP = (32, 128, 128)
-PEER = "NIfTI, int16, gzip"
 
 
 def spacing_of(side: int) -> tuple[float, float, float]:
@@ -147,15 +146,15 @@ def crop_from_shard(path: Path) -> np.ndarray:
 
 
 WAYS: dict[str, tuple[Callable[[Path], Any], str]] = {
-    PEER: (from_nifti, "scan.nii.gz"),
-    "NPZ, int16, compressed": (from_npz, "packed.npz"),
-    "NPZ, int16, not compressed": (from_npz, "plain.npz"),
-    "NPZ, float32, not compressed": (from_npz, "floats.npz"),
     "prepared, volume.b2nd": (from_shard, "blosc2"),
     "prepared, volume.b2nd, as floats": (as_floats, "blosc2"),
     "prepared, volume.npy": (from_shard, "npy"),
     "crop, volume.b2nd": (crop_from_shard, "blosc2"),
     "crop, volume.npy": (crop_from_shard, "npy"),
+    "NIfTI, int16, gzip": (from_nifti, "scan.nii.gz"),
+    "NPZ, int16, compressed": (from_npz, "packed.npz"),
+    "NPZ, int16, not compressed": (from_npz, "plain.npz"),
+    "NPZ, float32, not compressed": (from_npz, "floats.npz"),
 }
 """How a volume is had, and from which file."""
 

@@ -121,13 +121,14 @@ def table(benchmark: Benchmark, case: Mapping[str, Any]) -> str:
     columns = [column for column in benchmark.columns if any(column.key in row for row in rows.values())]
     headings = ["", *(column.heading for column in columns)]
     first = next(iter(rows))
-    if benchmark.ratio:
+    has_ratio = len(rows) > 1 and benchmark.ratio in rows[first]
+    if has_ratio:
         headings.append(f"{first} is … x as fast")
     lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
     for name, row in rows.items():
         cells = [name, *(_cell(row, ranges.get(name, {}), column) for column in columns)]
-        if benchmark.ratio:
-            cells.append("" if name == first else _ratio(benchmark, rows[first], row, benchmark.ratio))
+        if has_ratio:
+            cells.append("" if name == first else _ratio(benchmark, rows[first], row, str(benchmark.ratio)))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
