@@ -1,13 +1,14 @@
-// The search is for words as they stand on a screen. lunr would take the `-9` of `exitcode: -9` and the `--workers` of a
-// command for "without", and finds `GPU利用率` only with the space that few people type. And pages in the language of the
-// page that is read come first. The theme has no hook for either, so this changes what it sends to its search's worker
-// (docs/private-parts.md).
+// The search is for words as they stand on a screen. lunr would take the `--workers` of a command for "without" and what
+// is before a colon for a field; it knows no number such as the `-9` of `exitcode: -9`, and finds `GPU利用率` only with
+// the space that few people type. And pages in the language of the page that is read come first. The theme has no hook
+// for either, so this changes what it sends to its search's worker (docs/private-parts.md).
 {
   const SETUP = 0, QUERY = 2, OF_OTHER_LANGUAGE = 0.1;
   const isChinese = document.documentElement.lang === "zh";
   const factor = doc => doc.location.startsWith("zh/") === isChinese ? 1 : OF_OTHER_LANGUAGE;
   const ranked = doc => ({ ...doc, boost: (doc.boost ?? 1) * factor(doc) });
-  const plain = words => words.replace(/(^|\s)[-+~^*]+/g, "$1")
+  const plain = words => words.replace(/[:\u3000、，。：；！？（）“”《》]+/g, " ")
+    .replace(/(^|\s)[-+~^*]+\d*/g, "$1")
     .replace(/(\p{Script=Han})(?=\w)/gu, "$1 ").replace(/(\w)(?=\p{Script=Han})/gu, "$1 ");
   const post = Worker.prototype.postMessage;
   Worker.prototype.postMessage = function ({ type, data }, ...rest) {
