@@ -22,8 +22,6 @@ from tests.benchmarks.harness import Absent, Benchmark, Failed, measure, spoken
 from tests.benchmarks.suite import SUITE, load
 
 Say = Callable[[str], None]
-ENDS = ("kept", "missed", "absent", "error")
-"""How the lines of the end begin, in their order."""
 
 
 def say(line: str = "") -> None:
@@ -73,20 +71,18 @@ def in_turn(names: Sequence[str]) -> Iterator[list[str]]:
 
 def two_at_once(names: Sequence[str]) -> Iterator[list[str]]:
     """Quick ones: much of their time is the start of processes, and their figures mean nothing anyway."""
-
-    def told(name: str) -> tuple[list[str], list[str]]:
-        said: list[str] = []
-        return attempt(name, results.QUICK, True, said.append), said
-
+    outputs: dict[str, list[str]] = {name: [] for name in names}
     with ThreadPoolExecutor(2) as pool:
-        for place, (lines, said) in enumerate(pool.map(told, names)):
-            say("\n".join([f"[{place + 1}/{len(names)}] {names[place]}", *said]))
+        ends = pool.map(lambda name: attempt(name, results.QUICK, True, outputs[name].append), names)
+        for place, (name, lines) in enumerate(zip(names, ends, strict=True), 1):
+            say("\n".join([f"[{place}/{len(names)}] {name}", *outputs[name]]))
             yield lines
 
 
 def run_all(names: Sequence[str], is_quick: bool) -> int:
     began = time.monotonic()
-    told = [line for lines in (two_at_once if is_quick else in_turn)(names) for line in lines]
+    ends = two_at_once(names) if is_quick else in_turn(names)
+    lines = [line for of_one in ends for line in of_one]
     everything = [load(name) for name in SUITE]
     if is_quick:
         written = page.QUICK_PAGE
@@ -95,9 +91,11 @@ def run_all(names: Sequence[str], is_quick: bool) -> int:
         written = page.PAGE
         page.write(everything, results.KEPT, written, page.INTRODUCTION)
     say(f"\n{len(names)} benchmarks in {spoken(time.monotonic() - began)}; {written}")
-    for line in sorted(told, key=lambda line: ENDS.index(line.split()[0])):
-        say(line)
-    return 1 if any(line.startswith("error") for line in told) else 0
+    for first_word in ("kept", "missed", "absent", "error"):
+        for line in lines:
+            if line.startswith(first_word):
+                say(line)
+    return int(any(line.startswith("error") for line in lines))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -118,7 +116,7 @@ def main(arguments: Sequence[str]) -> int:
     if "--page" in options:
         page.write([load(name) for name in SUITE], results.KEPT, page.PAGE, page.INTRODUCTION)
         return 0
-    return run_all(names or list(SUITE), "--quick" in options)
+    return run_all(list(dict.fromkeys(names)) or list(SUITE), "--quick" in options)
 
 
 if __name__ == "__main__":
