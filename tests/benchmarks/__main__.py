@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from tests.benchmarks import page, results
@@ -71,6 +72,11 @@ def in_turn(names: Sequence[str]) -> Iterator[list[str]]:
 
 def two_at_once(names: Sequence[str]) -> Iterator[list[str]]:
     """Quick ones: much of their time is the start of processes, and their figures mean nothing anyway."""
+    for name in names:
+        with suppress(Exception):  # its attempt tells it
+            load(
+                name
+            )  # here, as some modules set how signals are handled, which is for the main thread alone
     outputs: dict[str, list[str]] = {name: [] for name in names}
     with ThreadPoolExecutor(2) as pool:
         ends = pool.map(lambda name: attempt(name, results.QUICK, True, outputs[name].append), names)

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+from tests.benchmarks.bench_operating import SHORTLY
 from tests.benchmarks.harness import Benchmark, Case, Column, Failed, Row, Setup
 from tests.conftest import ROOT
 from tests.flows.terminal import on_terminal
 
 CONFIG = "configs/digits-clip.yaml"
-FEW = ["--set", "train.steps=20", "--set", "train.checkpoint_every=20", "--set", "evaluate.every=20"]
-BEGIN: Sequence[Sequence[str]] = (["example", "digits"], ["run", CONFIG, *FEW])
+BEGIN: Sequence[Sequence[str]] = (["example", "digits"], ["run", CONFIG, *SHORTLY])
 COMMANDS: Sequence[Sequence[str]] = (
     ["--help"],
     ["example", "digits"],
@@ -28,7 +28,7 @@ COMMANDS: Sequence[Sequence[str]] = (
     ["fetch", CONFIG],
     ["build", CONFIG],
     ["build", CONFIG, "--rehash"],
-    ["run", CONFIG, *FEW],
+    ["run", CONFIG, *SHORTLY],
     ["evaluate", "digits-clip"],
     ["verify", "data/digits"],
     ["look", "data/digits"],

@@ -16,21 +16,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+from tests.benchmarks.bench_operating import SHORTLY
 from tests.benchmarks.harness import Benchmark, Case, Column, Failed, Row, Setup
 from tests.services import BIN, environment, free_port, prefect_server
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [str(BIN / "tarmac"), "run", "configs/digits-clip.yaml", "--json"]
-FEW = [
-    "--set",
-    "train.steps=20",
-    "--set",
-    "train.warmup=2",
-    "--set",
-    "train.checkpoint_every=20",
-    "--set",
-    "evaluate.every=20",
-]
 
 
 def timed(project: Path, env: dict[str, str], more: Sequence[str]) -> tuple[float, dict[str, object]]:
@@ -63,7 +54,7 @@ def cases(setup: Setup) -> Iterator[Case]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     env = environment(place / "server", free_port())
     with prefect_server(env, place / "server.log"):
-        run = partial(job, project, setup.sized([], FEW))
+        run = partial(job, project, setup.sized([], SHORTLY))
         places = {
             "temporary server, new": lambda: run({**kept, "PREFECT_HOME": str(setup.new_folder())}),
             "temporary server, existing": lambda: run({**kept, "PREFECT_HOME": str(place / "home")}),

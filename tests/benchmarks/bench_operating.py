@@ -22,18 +22,20 @@ import psutil
 from tests.benchmarks.harness import Benchmark, Case, Column, Failed, Row, Setup
 from tests.services import BIN, ROOT, Api, environment, free_port, service, until
 
-QUICK = (
+SHORT = (
     "train.steps=20",
     "train.warmup=2",
     "train.checkpoint_every=20",
     "evaluate.every=20",
     "track.mode=disabled",
 )
+SHORTLY = [word for key in SHORT for word in ("--set", key)]
+"""What makes a run of the example short, as keys of its config and as words of a command."""
 RUN = (
     str(BIN / "tarmac"),
     "run",
     "configs/digits-clip.yaml",
-    *(word for key in QUICK for word in ("--set", key)),
+    *SHORTLY,
 )
 
 
@@ -64,7 +66,7 @@ def succeeds(project: Path, env: Mapping[str, str], *command: str) -> Row:
 def flow_run(api: Api, worker: psutil.Process, deployment: str) -> Row:
     """The seconds from a click to Running, and from there to the end of a flow run with nothing to do; the most
     memory that its process took, pages shared with others included."""
-    overrides = {"overrides": {"set": list(QUICK)}} if deployment.startswith("pipeline") else {}
+    overrides = {"overrides": {"set": list(SHORT)}} if deployment.startswith("pipeline") else {}
     started = api.start(deployment, **overrides).raise_for_status().json()
     with ThreadPoolExecutor(1) as pool:
         ending = pool.submit(api.completed, started["id"], 300)

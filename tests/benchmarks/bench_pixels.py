@@ -146,7 +146,7 @@ def cases(setup: Setup) -> Iterator[Case]:
     for name, samples in (("digits", digits()), ("photo tiles", tiles())):
         version = setup.new_folder()
         given = version, store(version, samples)
-        steps = setup.sized(STEPS, 100)
+        steps = setup.sized(STEPS, 10)
         yield Case(name, {crop: call(score, *given, crop, steps) for crop in ("quick", "exact")})
 
 

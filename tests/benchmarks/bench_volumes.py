@@ -157,6 +157,7 @@ WAYS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "NPZ, float32, not compressed": (from_npz, "floats.npz"),
 }
 """How a volume is had, and from which file."""
+QUICK = ["prepared, volume.b2nd", "crop, volume.b2nd", "NIfTI, int16, gzip"]
 
 
 def make(folder: Path, side: int) -> None:
@@ -189,7 +190,10 @@ def difference(folder: str) -> dict[str, float]:
 def cases(setup: Setup) -> Iterator[Case]:
     side = setup.sized(SIDE, 256)
     folder = setup.lasting("volumes", partial(make, side=side))
-    yield Case(f"{side} x {side} x {DEPTH} voxels", {way: call(had, way, folder) for way in WAYS})
+    yield Case(
+        f"{side} x {side} x {DEPTH} voxels",
+        {way: call(had, way, folder) for way in setup.sized([*WAYS], QUICK)},
+    )
     yield Case("beside CT-CLIP's own", {"prepared, volume.b2nd": call(difference, folder)})
 
 

@@ -200,6 +200,8 @@ def bars(benchmark: Benchmark, cases: Mapping[str, Any]) -> str:
     drawn, y = [], 0
     for title, case in cases.items():
         rows = {name: row for name, row in case["rows"].items() if column.key in row}
+        if not rows:
+            continue
         ranges = {name: case.get("ranges", {}).get(name, {}).get(column.key) for name in rows}
         most = max([row[column.key] for row in rows.values()] + [span[1] for span in ranges.values() if span])
         scale = FULL / (most or 1)
