@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tarfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -266,6 +267,28 @@ def test_the_next_shards_are_fetched_while_one_is_read(version: Path, server: Se
         for _ in range(COUNT // 4 - 1):
             read += next(batches)["key"]
     assert read == [f"k{number:06d}" for number in range(COUNT)]
+
+
+def test_nothing_fetched_ahead_is_passed_over_while_room_is_made(server: Server, tmp_path: Path) -> None:
+    """Room is made by whoever keeps a copy, so it is looked at who has a draft while others begin theirs."""
+    shards = [remote_shard(f"{server.address}/{number:05d}.tar") for number in range(len(SHARDS))]
+    small, is_over = ShardCache(tmp_path / "small", 1 << 30), threading.Event()
+
+    def make_room() -> None:
+        while not is_over.is_set():
+            small._make_room(0)
+
+    other = threading.Thread(target=make_room)
+    other.start()
+    try:
+        for _ in range(20):
+            empty(small.folder)
+            for shard in shards:
+                small.fetch_ahead(shard, [], lambda: True)
+            assert len(copies(small.folder)) == len(SHARDS)
+    finally:
+        is_over.set()
+        other.join()
 
 
 def test_no_more_is_fetched_ahead_than_the_cache_holds(

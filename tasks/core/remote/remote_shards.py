@@ -322,12 +322,14 @@ class ShardCache:
         with contextlib.ExitStack() as stack:
             file = None
             while file is None:
-                file = stack.enter_context(path.open("ab"))
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
-                except BlockingIOError:
+                with self._lock():  # an owner has locked its draft before `_make_room` looks for leftovers
+                    file = stack.enter_context(path.open("ab"))
+                    is_ours = _locked(file)
+                if not is_ours and not waits:
                     yield None
                     return
+                if not is_ours:
+                    fcntl.flock(file, fcntl.LOCK_EX)
                 if not path.exists() or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
                     file = None  # its previous owner has renamed or removed it meanwhile
             self._make_room(max(shard.size, 0))
@@ -354,15 +356,20 @@ class ShardCache:
             with contextlib.suppress(FileNotFoundError):
                 yield path, path.stat()
 
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        with (self.folder / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
     def _make_room(self, size: int) -> None:
         """Remove leftovers of killed processes, then the least recently used copies, until `size` bytes
         fit."""
-        with (self.folder / ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with self._lock():
             for draft in [*self.folder.glob("*.part"), *self.folder.glob("*.stream")]:
                 with contextlib.suppress(OSError), draft.open("rb") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while it is in use
-                    draft.unlink()
+                    if _locked(file):  # no, while it is in use
+                        draft.unlink()
             limit, files = self.limit(), list(self._files())
             taken = sum(found.st_size for _, found in files)
             copies = [(path, found) for path, found in files if path.suffix == ".tar"]
@@ -371,6 +378,15 @@ class ShardCache:
                     return
                 path.unlink(missing_ok=True)
                 taken -= found.st_size
+
+
+def _locked(file: BinaryIO) -> bool:
+    """Lock a file, unless another process or descriptor has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def cache() -> ShardCache:
