@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 from packaging.utils import canonicalize_name
 
 from tests.release.built import ROOT, build, copy_checkout, resolved, run
@@ -146,7 +144,6 @@ def test_an_index_would_take_the_archives(sdist: Path, wheel: Path) -> None:
 
 
 def test_the_bill_of_materials_names_every_package_with_its_version(bill: dict[str, Any]) -> None:
-    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(bill)) is None
     wanted = resolved(sorted(named_extras(bill) - {"base"}))
     assert {canonicalize_name(one["name"]): one["version"] for one in bill["components"]} == wanted
     base = {canonicalize_name(one["name"]) for one in bill["components"] if one["scope"] == "required"}
