@@ -225,12 +225,14 @@ def _of_ranks(
 ) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
     """The means of the ranks' own figures, the highest where there are several ranks, and the sums of the
     counts."""
+    if ranks.count == 1:
+        return dict(own), {}, dict(counts)
     mine = torch.tensor([*own.values(), *counts.values()], dtype=torch.float64)
     each = torch.stack(ranks.of_all(mine))
     means = dict(zip(own, each.mean(dim=0).tolist(), strict=False))
     worst = dict(zip((f"{name}_worst" for name in own), each.amax(dim=0).tolist(), strict=False))
     sums = dict(zip(counts, each.sum(dim=0).tolist()[len(own) :], strict=True))
-    return means, worst if ranks.count > 1 else {}, sums
+    return means, worst, sums
 
 
 def _figures(counts: Mapping[str, float], seconds: float) -> dict[str, float]:
