@@ -36,7 +36,7 @@ test: install
 # Needs what .ci/run installs: a browser, Slurm, an emulator. Servers, workers and clusters are real, and run
 # on this machine.
 test-system: install
-	$(BIN)/pytest -m "system and not proof" -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -m "system and not proof" -n 3 --dist loadfile --no-loadscope-reorder $$(grep -rl mark.system tests --include='test_*.py')
 
 # The tests of what flow runs survive and obey once more, with each server on PostgreSQL instead of SQLite.
 test-postgres: install

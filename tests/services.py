@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import fcntl
 import functools
 import os
+import shutil
 import signal
 import socket
+import sqlite3
 import ssl
 import subprocess
 import sys
@@ -16,7 +19,8 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +61,9 @@ def environment(home: Path, port: int) -> dict[str, str]:
     database = {}
     if os.environ.get(DATABASE) == "postgresql":
         database = {"PREFECT_SERVER_DATABASE_CONNECTION_URL": _shared_cluster().new_database()}
+    elif not (home / "prefect.db").exists():
+        home.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(_migrated(), home / "prefect.db")
     return {
         **kept,
         **TELEMETRY_OFF,
@@ -66,6 +73,26 @@ def environment(home: Path, port: int) -> dict[str, str]:
         "PREFECT_API_URL": url,
         "PREFECT_SERVER_UI_API_URL": url,
     }
+
+
+def _migrated() -> Path:
+    """An empty database of this Prefect, which takes a core ten seconds to make; made once."""
+    cache = ROOT / ".cache"
+    made = cache / f"prefect-{version('prefect')}.db"
+    cache.mkdir(exist_ok=True)
+    with (cache / "prefect.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            with tempfile.TemporaryDirectory() as folder:
+                env = {**os.environ, **TELEMETRY_OFF, "PREFECT_HOME": folder}
+                upgrade = [BIN / "prefect", "server", "database", "upgrade", "-y"]
+                subprocess.run(upgrade, env=env, check=True, capture_output=True, timeout=240)
+                draft = made.with_suffix(".tmp")
+                draft.unlink(missing_ok=True)
+                with closing(sqlite3.connect(f"{folder}/prefect.db")) as database:
+                    database.execute("VACUUM INTO ?", [str(draft)])
+            draft.rename(made)
+    return made
 
 
 def until(what: str, found: Callable[[], Any], seconds: float, pause_s: float = 0.3) -> Any:

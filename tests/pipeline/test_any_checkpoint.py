@@ -59,6 +59,7 @@ def project(
 
 
 @pytest.mark.system
+@pytest.mark.proof
 def test_a_training_of_open_clips_is_followed_to_its_end_through_kills(
     project: Project, digits_dataset: Path
 ) -> None:

@@ -57,6 +57,7 @@ def undisturbed(
     return project
 
 
+@pytest.mark.proof
 def test_sigkill_of_everything_in_every_stage(
     undisturbed: Project, server: dict[str, str], tmp_path: Path, raw_digits: Path
 ) -> None:
@@ -138,6 +139,7 @@ def test_stages_that_are_up_to_date_say_so(undisturbed: Project) -> None:
     assert weights(undisturbed.run) == before
 
 
+@pytest.mark.proof
 def test_a_lost_evaluation_is_done_again(undisturbed: Project) -> None:
     (result,) = undisturbed.run.glob("evaluations/step_24/zero_shot.json")
     before = read_json(result)["metrics"]
