@@ -141,6 +141,7 @@ def _copy_with_a_pipe(version: Path, copy: Path) -> None:
 
 
 @pytest.mark.system
+@pytest.mark.proof
 def test_the_command_says_what_limits_and_what_to_copy(
     digits_dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

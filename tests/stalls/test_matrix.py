@@ -25,9 +25,8 @@ ROWS: tuple[Stall, ...] = (
 NO_TRACE = Path(__file__).with_name("no_trace.py")
 DAILY = {
     "no caption member, resampled", "fewer samples per worker than a batch", "deadlock on a lock held at fork",
-    "worker killed by a signal", "/dev/shm full", "truncated shard", "wandb: hung server at init",
-    "checkpoint to a hung file system", "uneven ranks at an epoch's end",
-    "SIGKILL of rank 3 of 4", "open_clip, two workers", "a download that goes on", "slow first batch",
+    "worker killed by a signal", "/dev/shm full", "wandb: hung server at init", "uneven ranks at an epoch's end",
+    "SIGKILL of rank 3 of 4", "open_clip, two workers",
 }  # fmt: skip
 """One row of each mechanism; the others are in `make proof`."""
 TARMAC = Path(sys.executable).with_name("tarmac")

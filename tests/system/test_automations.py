@@ -174,6 +174,7 @@ def test_failures_reach_the_block_that_was_named(api: Api, worker: int, run: Run
     assert "Failed" in text and f"/runs/flow-run/{failed}" in text
 
 
+@pytest.mark.proof
 def test_a_poor_result_reaches_people(
     api: Api, worker: int, run: Run, heard: list[str], project: Path
 ) -> None:
@@ -270,6 +271,7 @@ def rebuild(api: Api) -> dict[str, Any]:
     return done
 
 
+@pytest.mark.proof
 def test_a_rebuild_that_changed_something_is_verified_and_trained_on(
     api: Api, small: Path, project: Path
 ) -> None:
@@ -326,6 +328,7 @@ def test_what_is_not_sound_fails_with_its_findings_in_log_and_table(
     api.completed(completed, 240)
 
 
+@pytest.mark.proof
 def test_a_run_that_dies_unnoticed_is_marked(unnoticed: str, api: Api) -> None:
     until("Crashed", lambda: api.get(f"/flow_runs/{unnoticed}")["state_type"] == "CRASHED", 360)
     assert "It sent no sign of life" in api.get(f"/flow_runs/{unnoticed}")["state"]["message"]

@@ -45,6 +45,7 @@ def status_of(lab: Lab, run: Path) -> str:
     return str(next(row for row in rows if row["run"] == run.name))
 
 
+@pytest.mark.proof
 def test_overlapping_builds_take_turns_and_a_cancelled_one_leaves_nothing(lab: Lab, page: Page) -> None:
     first = lab.start(BUILD)
     lease = lab.project / "data/digits/lease.json"

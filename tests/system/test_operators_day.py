@@ -97,6 +97,7 @@ def day(tmp_path: Path, chromium: str) -> Iterator[Day]:
         lab.close()
 
 
+@pytest.mark.proof
 def test_an_operators_day(day: Day) -> None:
     flow_run = _starts_by_the_form(day)
     run = _watches(day, flow_run)

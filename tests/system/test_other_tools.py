@@ -110,12 +110,14 @@ def test_webdataset_1(published: Published, tmp_path: Path) -> None:
     published.compare(found["samples"])
 
 
+@pytest.mark.proof
 def test_hugging_face_datasets(published: Published, tmp_path: Path) -> None:
     shards = sorted((published.current / "train").glob("*.tar"))
     found = read(tmp_path, foreign_env("readers") / "python", "read_huggingface.py", *shards)
     published.compare(found["samples"])
 
 
+@pytest.mark.proof
 def test_energon_prepares_and_reads(published: Published, tmp_path: Path) -> None:
     """Energon keeps its own index in the dataset's folder, which must trouble neither side."""
     folder = tmp_path / "version"

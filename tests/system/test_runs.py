@@ -234,6 +234,7 @@ def test_orchestration_takes_five_seconds_at_most(
     assert overhead < 5 * crowding()
 
 
+@pytest.mark.proof
 def test_a_loss_waits_for_a_persons_approval(losing: Path, page: Page, api: Api, project: Path) -> None:
     before = os.readlink(project / "data/losing/current")
     _cut(losing, 200)
@@ -281,6 +282,7 @@ def test_a_declined_loss_fails_and_names_the_field(losing: Path, api: Api, proje
     _cut(losing, 200)
 
 
+@pytest.mark.proof
 def test_a_killed_child_is_a_warning_and_is_tried_again(losing: Path, api: Api) -> None:
     _cut(losing, 400)
     run_id = api.start("build/losing").json()["id"]
@@ -304,6 +306,7 @@ def _child(table: Path) -> psutil.Process | None:
     return None
 
 
+@pytest.mark.proof
 def test_a_defect_of_a_child_is_in_the_log_with_its_last_lines(
     losing: Path, api: Api, tmp_path: Path
 ) -> None:
@@ -320,6 +323,7 @@ def test_a_defect_of_a_child_is_in_the_log_with_its_last_lines(
     api.logged(run_id, done["state"]["message"], level=logging.ERROR)
 
 
+@pytest.mark.proof
 def test_a_mistake_in_the_form_fails_at_its_start_and_names_the_field(
     losing: Path, api: Api, project: Path, run: Run
 ) -> None:
@@ -434,6 +438,7 @@ def test_a_run_leaves_its_page(one_click: Watched, api: Api, project: Path) -> N
     assert {"progress", "table", "markdown"} <= kinds
 
 
+@pytest.mark.proof
 def test_orchestration_of_a_terminals_run_costs_seconds(
     one_click: Watched, run: Run, api: Api, record_property: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

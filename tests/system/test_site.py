@@ -34,6 +34,8 @@ COMPLAINTS = ROOT / "tests/docs/complaints.json"
 SYMPTOMS = {"docs/symptoms.md": "Paste the end of your log", "docs/zh/symptoms.md": "把日志末尾粘贴到这里"}
 """The page of symptoms in each language, with the words above its box."""
 
+DAILY = {"README.md", "docs/start.md", "docs/benchmarks.md", "docs/models/clip.md", *SYMPTOMS}
+"""A page of each kind: the others are made by the same templates."""
 STILL = """document.head.insertAdjacentHTML('beforeend', '<style>*{transition:none!important;animation:none!important}</style>')"""
 """A theme is changed at once, and not in the quarter of a second for which colours are neither one's."""
 DRAWN = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
@@ -118,7 +120,9 @@ def letters(text: str) -> str:
     return re.sub(r"[\s\u00ad\u200b]+", "", unicodedata.normalize("NFKC", text))
 
 
-@pytest.mark.parametrize("source", PAGES)
+@pytest.mark.parametrize(
+    "source", [page if page in DAILY else pytest.param(page, marks=pytest.mark.proof) for page in PAGES]
+)
 def test_a_page_on_every_screen_and_on_paper(reader: Page, site: str, axe: str, source: str) -> None:
     see(reader, "desk", "light")
     reader.open(f"{site}/{address_of(source)}", expecting="Tarmac")

@@ -78,6 +78,7 @@ def traces(folder: Path) -> int:
     return len(list(folder.glob("*.begun")))
 
 
+@pytest.mark.proof
 def test_every_item_once_over_several_jobs(tmp_path: Path) -> None:
     function = functools.partial(note, folder=tmp_path)
     found = list(map_groups(function, range(5, 45), engines(jobs=3), folder=tmp_path / "jobs"))
@@ -110,6 +111,7 @@ def test_a_killed_worker_is_replaced_within_its_job(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("jobs/*/rows/*.jsonl"))) == 2
 
 
+@pytest.mark.proof
 def test_a_cancelled_job_is_done_again_by_another(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     found = []
     with caplog.at_level(logging.WARNING):

@@ -110,6 +110,7 @@ def assert_nothing_is_left(run: RunFolder) -> None:
     until("the end of all processes", lambda: processes_of(run) == [], 30)
 
 
+@pytest.mark.proof
 def test_a_controller_that_is_gone_for_a_while_is_one_line_and_stops_nothing(
     lab: Path,
     tmp_path: Path,

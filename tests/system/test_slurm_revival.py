@@ -63,6 +63,7 @@ def test_a_killed_agent_is_started_again_once_by_slurm(tmp_path: Path) -> None:
     assert "started again (1 of 3)" in next(log).read_text()
 
 
+@pytest.mark.proof
 def test_neither_a_good_end_nor_a_cancel_leaves_a_reviver(tmp_path: Path) -> None:
     run = revivable(tmp_path, {"step_s": 0.2}, evaluate=None)
     launch.start_or_adopt(run)
@@ -104,6 +105,7 @@ def test_a_reviver_starts_nothing_that_a_person_or_slurm_looks_after(tmp_path: P
     assert look_at_run(run).state == ("succeeded" if way == "requeue" else "cancelled")
 
 
+@pytest.mark.proof
 def test_a_waiting_job_that_a_person_cancels_stays_cancelled(tmp_path: Path) -> None:
     """Slurm forgets it after a while, and without its ledger nobody could say why it is gone."""
     command = ["sbatch", "--parsable", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 600"]

@@ -170,6 +170,7 @@ def at_work(run: RunFolder) -> bool:
     return any(entry.state == "running" for entry in ledger.read_ledger(run.ledger))
 
 
+@pytest.mark.proof
 def test_what_waits_in_the_queue_says_why_is_adopted_and_cancelled(tmp_path: Path) -> None:
     run = make_run(tmp_path, slurm={"extra": {"hold": True}})
     launch.start_or_adopt(run)
@@ -201,6 +202,7 @@ def test_cancel_ends_the_training_and_its_evaluations(tmp_path: Path) -> None:
     assert f"at step {max(status.checkpoints)} of" in status.reason, "it was asked, not killed"
 
 
+@pytest.mark.proof
 def test_a_job_at_its_time_limit_is_queued_again_and_goes_on(tmp_path: Path) -> None:
     run = make_run(tmp_path, {"step_s": 0.1}, evaluate={"every": 40, "tasks": ["zero_shot"]})
     job = launch.start_or_adopt(run).job
@@ -234,15 +236,12 @@ def start_again(job: str) -> None:
     ("way", "partition", "says", "sent"),
     [
         ("requeue", "main", "Slurm queued its job again at step ", "SIGTERM"),
-        pytest.param(
-            "preempt", "main", "Slurm queued its job again at step ", "SIGTERM", marks=pytest.mark.proof
-        ),
-        pytest.param(
-            "preempt", "graced", "Slurm preempts its job at step ", "SIGUSR2", marks=pytest.mark.proof
-        ),
-        pytest.param("term", "main", "its job was sent SIGTERM at step ", "SIGTERM", marks=pytest.mark.proof),
+        ("preempt", "main", "Slurm queued its job again at step ", "SIGTERM"),
+        ("preempt", "graced", "Slurm preempts its job at step ", "SIGUSR2"),
+        ("term", "main", "its job was sent SIGTERM at step ", "SIGTERM"),
     ],
 )
+@pytest.mark.proof
 def test_a_job_that_slurm_takes_its_nodes_from_goes_on_from_there(
     tmp_path: Path, way: str, partition: str, says: str, sent: str
 ) -> None:
@@ -320,6 +319,7 @@ def one_node() -> Iterator[None]:
     subprocess.run([*change, "State=RESUME"], check=True)
 
 
+@pytest.mark.proof
 def test_a_training_and_its_evaluations_finish_on_one_node_that_each_needs_whole(
     tmp_path: Path, one_node: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

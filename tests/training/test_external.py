@@ -312,6 +312,7 @@ def test_ranks_that_nobody_starts_are_refused_by_plan(
 
 
 @pytest.mark.system
+@pytest.mark.proof
 def test_open_clips_trainer_on_two_ranks(digits_dataset: Path, tmp_path: Path) -> None:
     """By torchrun, on the CPU: it takes the steps that the config counts, of the samples that it counts."""
     script = tmp_path / "on_cpu.py"

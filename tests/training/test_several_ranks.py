@@ -90,6 +90,7 @@ def test_two_ranks_train_as_one_does(digits_dataset: Path, tmp_path: Path, toget
     assert not torch.equal(other["cpu"], state["random"]["cpu"]), "they would drop out the same"
 
 
+@pytest.mark.proof
 def test_killed_ranks_end_in_the_same_bits(digits_dataset: Path, tmp_path: Path, together: RunFolder) -> None:
     run = make_run(digits_dataset, tmp_path, *SHORT, workers=1)
     until(is_beyond_checkpoint, run, 2)
@@ -146,6 +147,7 @@ def test_weights_in_shards_train_as_whole_ones(
     assert (in_shards.checkpoint(LAST) / "parts" / ".metadata").exists()
 
 
+@pytest.mark.proof
 def test_killed_ranks_in_shards_end_in_the_same_bits(
     digits_dataset: Path, tmp_path: Path, in_shards: RunFolder
 ) -> None:
@@ -176,6 +178,7 @@ def test_a_checkpoint_is_taken_up_by_another_number_of_ranks_in_shards_or_not(
     assert_same_weights(run, in_shards, NOISE)
 
 
+@pytest.mark.proof
 def test_weights_in_shards_that_it_starts_from_are_the_checkpoint_of_step_0(
     digits_dataset: Path, tmp_path: Path, together: RunFolder
 ) -> None:

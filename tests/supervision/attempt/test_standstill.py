@@ -85,6 +85,7 @@ def test_a_training_that_stands_still_is_restarted_from_its_newest_checkpoint(tm
 
 
 @pytest.mark.system
+@pytest.mark.proof
 def test_a_training_that_always_stands_still_ends_with_the_cause(tmp_path: Path) -> None:
     behaviour = {"stands_still_at": 3, "again": True, "silence_s": 3.0, "restarts": 1}
     run = make_run(tmp_path, behaviour, train={"on_stall": "restart"})

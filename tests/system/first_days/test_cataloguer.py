@@ -35,6 +35,7 @@ WRONG_CHANGES = {
 }
 
 
+@pytest.mark.proof
 def test_a_catalogue_of_another_machine(person: Person) -> None:
     """Three of its pictures are not what they should be: gone, cut short, and not fetched by Git LFS."""
     catalogue(person.folder / "raw")
@@ -113,6 +114,7 @@ FOUND = {
 }
 
 
+@pytest.mark.proof
 def test_tables_and_collections_as_they_are_published(person: Person) -> None:
     """Up to what a build would do; a table that Git LFS has not fetched is named."""
     tables(person.folder)

@@ -17,6 +17,7 @@ from tests.system.first_days.person import Person
 pytestmark = pytest.mark.system
 
 
+@pytest.mark.proof
 def test_the_rows_of_the_real_cauldron(person: Person) -> None:
     """The conversationalist: rows as the_cauldron publishes them, whose turns name their source."""
     picture = raw.png(1, side=40)

@@ -42,6 +42,7 @@ def saved(folder: Path) -> None:
     pets["test"].to_parquet(folder / "hub/data/test-00000-of-00001.parquet")
 
 
+@pytest.mark.proof
 def test_what_datasets_saved_is_built_and_loaded_again(person: Person) -> None:
     saved(person.folder)
     for name, path in (

@@ -49,7 +49,8 @@ def _pauses_and_goes_on(person: Person, run: Path) -> None:
     until("the next step", lambda: step_of(run) > stood, 60, pause_s=0.02)
 
 
-@pytest.mark.parametrize("on_crash", ["restart", pytest.param("stop", marks=pytest.mark.proof)])
+@pytest.mark.parametrize("on_crash", ["restart", "stop"])
+@pytest.mark.proof
 def test_a_run_that_was_killed_is_named_and_goes_on(person: Person, on_crash: str) -> None:
     """First its data stops, as a worker of its loader is paused: `doctor` prints what makes it go on. Then
     everything is killed: `doctor` names it; `status` starts it again, or prints the command that does, if the

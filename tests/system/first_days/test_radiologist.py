@@ -40,6 +40,7 @@ def scans(folder: Path) -> None:
         path.unlink()
 
 
+@pytest.mark.proof
 def test_scans_with_some_labels_are_trained_on_and_judged(person: Person) -> None:
     """The data are private by themselves, so that the screens show counts alone, and what shows more."""
     scans(person.folder / "raw")

@@ -30,6 +30,7 @@ def version_in(shown: str) -> str:
     return str(version)
 
 
+@pytest.mark.proof
 def test_tars_that_count_from_zero_are_traced_and_compared(person: Person) -> None:
     raw = person.folder / "raw"
     for tar in range(3):
