@@ -1,27 +1,27 @@
-"""How often the findings of quality are right, on photographs of your own: precision and recall by kind.
+"""How often the findings of quality are right, on photographs of your own.
 
-FOLDER holds photographs. First they are assessed as they are, and every picture that is named is printed:
-look at them, and name those that are rightly named in FOLDER/faulty.txt, one a line; the next run leaves them
-out. Then all kinds of `planted.py` are planted, each in 3 % of the photographs, SEEDS times, and counted by
-sample. Last, copies are changed by more and more, and pairs are looked for. Each line of CAPTIONS is the
-caption of a photograph; without it, captions are made of the files' names.
+TARMAC_PHOTOS names a folder of photographs. `captions.txt` in it has a line for each, in the order of their names;
+without it, captions are made of the names. First see what is named as they are, look at it, and write the names of
+those that are rightly named into `faulty.txt`, one a line: they are left out from then on.
 
-cleanvision, imagehash and imagededup judge the same files, in an environment of their own.
+    python -m tests.benchmarks.bench_quality_photos     what is named of the photographs as they are
 
-    .venv/bin/python -m tests.benchmarks.bench_quality_photos FOLDER [CAPTIONS] [SEEDS]
+Then all kinds of `planted.py` are planted, each in 3 % of the photographs, and counted by sample (copies by pair), and
+copies are changed by more and more. cleanvision, imagehash and imagededup judge the same files.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -35,14 +35,16 @@ from tasks.dataset.building.builder import build
 from tasks.dataset.duplicates import Looks, nearly_equal
 from tasks.dataset.quality import examine
 from tasks.dataset.quality.assessment import Assessment
-from tasks.dataset.quality.columns import read_columns
+from tasks.dataset.quality.columns import read_statistics
 from tasks.dataset.version.manifest import read_manifest
 from tasks.dataset.version.tables import read_pieces
 from tests.benchmarks import quality_peer
+from tests.benchmarks.harness import Absent, Benchmark, Case, Column, Row, Setup, round_number
 from tests.dataset.quality.planted import CHANGES, FOUND_AS, PLANTS, Sample, all_planted, opened, write
 from tests.system.foreign_env import foreign_env
 
-SEEDS, SHARE, CHANGED = 3, 0.03, 300
+PHOTOS = "TARMAC_PHOTOS"
+SHARE, CHANGED = 0.03, 300
 COPIES = ("exact copies", "near copies")
 BESIDE = {"blurred": ("enlarged",), "enlarged": ("blurred",)}
 PEERS = {"one colour": "low_information", "blurred": "blurry", "enlarged": "blurry"}
@@ -50,39 +52,32 @@ PEERS = {"one colour": "low_information", "blurred": "blurry", "enlarged": "blur
 THRESHOLDS = (("imagehash", 4), ("imagehash", 8), ("imagededup", 10))
 """Hashes, and how many bits of a copy's may differ; 10 is imagededup's default."""
 
+WRONG = "wrong of all pairs"
+"""The row of how many pairs of different photographs are taken for copies."""
+
 Pairs = set[frozenset[str]]
-Scores = dict[tuple[str, str], "Count"]
+Scores = dict[str, Row]
 """By kind and tool."""
 
 
-@dataclass
-class Count:
-    """How many were planted, found of these, and named wrongly."""
-
-    planted: int = 0
-    found: int = 0
-    wrong: int = 0
-
-    def add(self, truth: set[Any], named: set[Any], known: set[Any]) -> None:
-        self.planted += len(truth)
-        self.found += len(truth & named)
-        self.wrong += len(named - truth - known)
-
-    def __str__(self) -> str:
-        recall, named = self.found / self.planted, self.found + self.wrong
-        precision = self.found / named if named else 1.0
-        f1 = 2 * self.found / (self.planted + named)
-        return f"{precision:9.3f} {recall:7.3f} {f1:6.3f}"
+def figures(truth: set[Any], named: set[Any], known: set[Any]) -> Row:
+    """Precision and recall of what is named, of which `known` is neither right nor wrong."""
+    found, wrong = len(truth & named), len(named - truth - known)
+    precision = found / (found + wrong) if found + wrong else 1.0
+    return {
+        "precision": precision,
+        "recall": found / len(truth),
+        "f1": 2 * found / (len(truth) + found + wrong),
+    }
 
 
-def count_of(scores: Scores, kind: str, tool: str) -> Count:
-    return scores.setdefault((kind, tool), Count())
-
-
-def photographs(folder: Path, captions: Sequence[str]) -> tuple[list[Sample], dict[str, str]]:
-    """Return the photographs but the faulty ones as samples, and the names of their files by sample."""
-    listed = folder / "faulty.txt"
-    faulty = set(listed.read_text().split("\n")) if listed.exists() else set()
+@cache
+def photographs() -> tuple[list[Sample], dict[str, str]]:
+    """The photographs but the faulty ones as samples, and the names of their files by sample."""
+    if not os.environ.get(PHOTOS):
+        raise Absent(f"{PHOTOS} names no folder of photographs")
+    folder = Path(os.environ[PHOTOS])
+    captions, faulty = lines_of(folder / "captions.txt"), lines_of(folder / "faulty.txt")
     formats = set(Image.registered_extensions())
     paths = [one for one in sorted(folder.iterdir()) if one.suffix.lower() in formats]
     samples, names = [], {}
@@ -91,6 +86,10 @@ def photographs(folder: Path, captions: Sequence[str]) -> tuple[list[Sample], di
         samples.append(Sample(f"{number:04d}{path.suffix.lower()}", path.read_bytes(), caption))
         names[samples[-1].name] = path.name
     return samples, names
+
+
+def lines_of(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
 def built(samples: list[Sample], folder: Path) -> tuple[Path, Assessment]:
@@ -137,46 +136,62 @@ def peers(folder: Path, *more: str) -> Any:
     return json.loads(out.read_text())
 
 
-def score(samples: list[Sample], seed: int, folder: Path, scores: Scores) -> None:
-    """Plant every kind and count what each tool names of it."""
-    count = round(len(samples) * SHARE)
-    every, names, originals = all_planted(samples, count, seed)
-    _, found = built(every, folder)
-    judged = peers(folder, "issues")
-    named = named_by(found)
-    plain = set(names["one colour"])
+@cache
+def planted(seed: int, folder: Path) -> Scores:
+    """Plant every kind, and judge what each tool names of it."""
+    samples, _ = photographs()
+    every, names, originals = all_planted(samples, count := round(len(samples) * SHARE), seed)
+    _, found = built(every, folder / str(seed))
+    judged = peers(folder / str(seed), "issues")
+    named, plain, scores = named_by(found), set(names["one colour"]), {}
     for kind in PLANTS:
         truth = set(names[kind])
         known = {name for one in BESIDE.get(kind, ()) for name in names[one]}
         if kind in FOUND_AS:
-            count_of(scores, kind, "tarmac").add(truth, set(named[FOUND_AS[kind][1]]), known)
+            scores[f"{kind}: tarmac"] = figures(truth, set(named[FOUND_AS[kind][1]]), known)
         if kind in PEERS:
             also = known | (plain if kind != "one colour" else set())
-            count_of(scores, kind, "cleanvision").add(truth, set(judged["kinds"][PEERS[kind]]), also)
+            scores[f"{kind}: cleanvision"] = figures(truth, set(judged["kinds"][PEERS[kind]]), also)
     repeated = sum(int(times) * many for times, many in found.repeats.items() if int(times) > 1)
-    truth = set(range(count))
-    count_of(scores, "one caption for many", "tarmac").add(truth, set(range(repeated)), set())
+    scores["one caption for many: tarmac"] = figures(set(range(count)), set(range(repeated)), set())
     clusters = [[one.key for one in cluster.members] for cluster in found.clusters]
     by_tool = {"tarmac": pairs_of(clusters), "cleanvision": pairs_of(judged["copies"])}
     for tool, most in THRESHOLDS:
-        by_tool[f"{tool} <= {most}"] = close_pairs(hashes_by_tool(judged)[tool], most)
+        by_tool[spelled(tool, most)] = close_pairs(hashes_by_tool(judged)[tool], most)
     true = {kind: {frozenset((copy, originals[copy])) for copy in names[kind]} for kind in COPIES}
     for tool, pairs in by_tool.items():
         pairs = {pair for pair in pairs if not pair <= plain}
         for kind, other in (COPIES, COPIES[::-1]):
-            count_of(scores, kind, tool).add(true[kind], pairs, true[other])
+            scores[f"{kind}: {tool}"] = figures(true[kind], pairs, true[other])
+    return scores
 
 
-def print_copies(samples: list[Sample], folder: Path) -> None:
-    """Print the recall by change of copies, and the pairs of different photographs that are taken for
-    copies."""
+def spelled(tool: str, most: int) -> str:
+    return f"{tool}, {most} bits"
+
+
+def judged_kinds() -> Iterator[str]:
+    """The rows of `planted`, ours of a kind first."""
+    tools = ["tarmac", "cleanvision", *(spelled(*one) for one in THRESHOLDS)]
+    for kind in PLANTS:
+        yield f"{kind}: tarmac"
+        yield from (f"{kind}: {tool}" for tool in tools[1:] if kind in COPIES)
+        if kind in PEERS:
+            yield f"{kind}: cleanvision"
+
+
+@cache
+def changed(folder: Path) -> dict[str, Row]:
+    """The share of the copies that is found by change and tool, and the pairs of different photographs that are
+    taken for copies."""
+    samples, _ = photographs()
     every = list(samples)
     for sample in random.Random(0).sample(samples, min(CHANGED, len(samples))):
         for number, change in enumerate(CHANGES.values()):
             name = f"{sample.name[:4]}-{number}.jpg"
             every.append(Sample(name, change(opened(sample)), f"{sample.caption} {number}"))
     version, found = built(every, folder)
-    looks = read_columns(version, found.samples).looks
+    looks = read_statistics(version, found.samples).looks
     hashes = hashes_by_tool(peers(folder))
     assert looks is not None
     tables = [version / "samples" / f"{split}.parquet" for split in found.samples]
@@ -186,23 +201,21 @@ def print_copies(samples: list[Sample], folder: Path) -> None:
     row = {key: number for number, key in enumerate(keys)}
     own = [row[sample.name] for sample in samples]
     original = {sample.name[:4]: sample.name for sample in samples}
-    print(
-        f"\n{'recall by change of copies':28}{'tarmac':>9}"
-        + "".join(f"{t:>11}<={m:<2}" for t, m in THRESHOLDS)
-    )
+    rows: dict[str, Row] = {}
     for number, change in enumerate(CHANGES):
         copies = {key: original[key[:4]] for key in keys if key.endswith(f"-{number}.jpg")}
-        rates = [recall(looks, own, [(row[copy], row[one]) for copy, one in copies.items()])]
+        rates = {"tarmac": recall(looks, own, [(row[copy], row[one]) for copy, one in copies.items()])}
         for tool, most in THRESHOLDS:
             close = [bits(hashes[tool][copy], hashes[tool][one]) <= most for copy, one in copies.items()]
-            rates.append(sum(close) / len(close))
-        print(f"{change:28}{rates[0]:9.3f}" + "".join(f"{rate:15.3f}" for rate in rates[1:]))
-    labels = nearly_equal(looks.take(np.array(own)))
-    wrong = [sum(n * (n - 1) // 2 for n in Counter(labels.tolist()).values())]
+            rates[spelled(tool, most)] = sum(close) / len(close)
+        rows[change] = rates
+    labels = nearly_equal(looks, np.array(own))
+    wrong: dict[str, float] = {"tarmac": sum(n * (n - 1) // 2 for n in Counter(labels.tolist()).values())}
     for tool, most in THRESHOLDS:
-        wrong.append(len(close_pairs({one.name: hashes[tool][one.name] for one in samples}, most)))
-    pairs = len(own) * (len(own) - 1) // 2
-    print(f"{f'wrong of {pairs:,} pairs':28}{wrong[0]:9}" + "".join(f"{one:15}" for one in wrong[1:]))
+        theirs = {one.name: hashes[tool][one.name] for one in samples}
+        wrong[spelled(tool, most)] = len(close_pairs(theirs, most))
+    rows[WRONG] = wrong
+    return rows
 
 
 def keys_of(piece: Any) -> list[Any]:
@@ -218,33 +231,79 @@ def recall(looks: Looks, own: list[int], pairs: list[tuple[int, int]]) -> float:
     """Return the share of the copies that join their originals among all photographs."""
     some = [*own, *(copy for copy, _ in pairs)]
     place = {one: number for number, one in enumerate(some)}
-    labels = nearly_equal(looks.take(np.array(some)))
+    labels = nearly_equal(looks, np.array(some))
     return sum(labels[place[copy]] == labels[place[one]] for copy, one in pairs) / len(pairs)
 
 
-def main(folder: str, captions: str = "", seeds: str = str(SEEDS)) -> None:
+def findings(setup: Setup) -> Iterator[Case]:
+    samples, _ = photographs()
+    show_everything()
+    folder = setup.new_folder()
+    rows = {name: lambda name=name: planted(round_number(), folder)[name] for name in judged_kinds()}
+    yield Case(f"{len(samples):,} photographs", rows)
+
+
+def copies(setup: Setup) -> Iterator[Case]:
+    samples, _ = photographs()
+    show_everything()
+    folder = setup.new_folder()
+    rows = {name: lambda name=name: changed(folder)[name] for name in (*CHANGES, WRONG)}
+    yield Case(f"{min(CHANGED, len(samples))} photographs among {len(samples):,}", rows)
+
+
+def show_everything() -> None:
     examine.SHOWN = examine.MOST_MEMBERS = 1_000_000
-    lines = Path(captions).read_text(encoding="utf-8").splitlines() if captions else []
-    samples, files = photographs(Path(folder), lines)
+
+
+BENCHMARKS = (
+    Benchmark(
+        "findings",
+        "How often the findings of quality are right",
+        "14 kinds of faults, each planted in 3 % of the photographs, once a round. Precision, recall and F1 of the "
+        "samples that are named (of copies: the pairs); what is not named here is no finding of the tool. imagehash "
+        "and imagededup compare hashes, of which so many bits may differ.",
+        findings,
+        (
+            Column("precision", "precision", ".2f"),
+            Column("recall", "recall", ".2f"),
+            Column("f1", "F1", ".2f"),
+        ),
+        environments=("quality",),
+        rounds=3,
+        is_warm=False,
+        average="mean",
+    ),
+    Benchmark(
+        "copies",
+        "How far a copy may be changed",
+        "The share of the copies that is found, by what was done to them; of the last row the number of pairs of "
+        "different photographs that are taken for copies.",
+        copies,
+        tuple(
+            Column(tool, tool, ".2f")
+            for tool in ("tarmac", *(spelled(tool, most) for tool, most in THRESHOLDS))
+        ),
+        environments=("quality",),
+        rounds=1,
+        is_warm=False,
+    ),
+)
+
+
+def main() -> None:
+    """Print what is named of the photographs as they are."""
+    samples, files = photographs()
+    show_everything()
     with tempfile.TemporaryDirectory(prefix="tarmac-photos-") as name:
-        _, found = built(samples, Path(name) / "alone")
-        print(f"{len(samples):,} photographs alone")
-        for kind, keys in named_by(found).items():
-            print(f"    {kind:12} {len(keys):4}  {', '.join(files[key] for key in keys)}")
-        scores: Scores = {}
-        for seed in range(int(seeds)):
-            score(samples, seed, Path(name) / str(seed), scores)
-        if scores:
-            print(f"\n{SHARE:.0%} of each kind, {seeds} times     precision  recall     F1")
-            for (kind, tool), counted in scores.items():
-                print(
-                    f"{kind:24} {tool:16} {counted}  {counted.found} of {counted.planted}, {counted.wrong} wrong"
-                )
-            print_copies(samples, Path(name) / "copies")
+        _, found = built(samples, Path(name))
+    print(f"{len(samples):,} photographs alone")
+    for kind, keys in named_by(found).items():
+        print(f"    {kind:12} {len(keys):4}  {', '.join(files[key] for key in keys)}")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        print("give a folder of photographs", file=sys.stderr)
-        raise SystemExit(2)
-    main(*sys.argv[1:])
+    try:
+        main()
+    except Absent as reason:
+        print(reason, file=sys.stderr)
+        raise SystemExit(2) from None

@@ -40,6 +40,8 @@ SUITE = {
     "reencoding": "bench_build",
     "build": "bench_build",
     "quality": "bench_quality",
+    "findings": "bench_quality_photos",
+    "copies": "bench_quality_photos",
     "main_job": "bench_main_job",
     "operating": "bench_operating",
     "first_lines": "bench_first_lines",
@@ -52,7 +54,6 @@ SUITE = {
 }
 APART = {
     "bench_shuffle": "writes docs/shuffle-quality.json and its picture, which do not depend on time",
-    "bench_quality_photos": "needs a folder of photographs, and lists what a person looks at",
 }
 """Modules that are no part of it, and why."""
 
