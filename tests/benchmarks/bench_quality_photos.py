@@ -259,9 +259,10 @@ BENCHMARKS = (
     Benchmark(
         "findings",
         "How often the findings of quality are right",
-        "14 kinds of faults, each planted in 3 % of the photographs, once a round. Precision, recall and F1 of the "
-        "samples that are named (of copies: the pairs); what is not named here is no finding of the tool. imagehash "
-        "and imagededup compare hashes, of which so many bits may differ.",
+        "14 kinds of faults, each planted in 3 % of the photographs of a folder that `TARMAC_PHOTOS` names, once a "
+        "round; [quality.md](quality.md#how-often-it-is-right) says which photographs these were. Precision, recall "
+        "and F1 of the samples that are named, of copies: the pairs. imagehash and imagededup compare hashes, of "
+        "which so many bits may differ.",
         findings,
         (
             Column("precision", "precision", ".2f"),
