@@ -4,6 +4,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.dataset.quality.planted import planted, write
 from tests.flows.test_cli import tarmac
 
@@ -27,6 +29,7 @@ COPIED = """\
 """
 
 
+@pytest.mark.proof
 def test_a_leak_ends_build_and_run_with_its_fix(tmp_path: Path) -> None:
     samples, _ = planted("near copies")
     write(samples, tmp_path / "raw")

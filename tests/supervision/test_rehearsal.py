@@ -16,7 +16,7 @@ from tests.supervision.fakes import make_config, make_run
 from tests.supervision.test_agent import wait_for
 
 
-@pytest.mark.parametrize("does", ["goes on", "forgets", "fails"])
+@pytest.mark.parametrize("does", ["goes on", pytest.param("forgets", marks=pytest.mark.proof), "fails"])
 def test_two_short_trainings_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str) -> None:
     make_run(tmp_path)  # which makes the version, too
     (version,) = (tmp_path / "data" / "versions").iterdir()

@@ -138,6 +138,7 @@ def test_the_job_that_revives_waits_for_the_lease_of_a_lost_host(tmp_path: Path)
     assert_undisturbed(run)
 
 
+@pytest.mark.proof
 def test_a_killed_agent_of_evaluations_is_started_again(tmp_path: Path) -> None:
     run = make_run(tmp_path, {"evaluation_s": 3.0}, **RESTART)
     launch.start_or_adopt(run)

@@ -179,6 +179,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.proof
 def test_a_run_that_is_restarted_and_succeeds(tmp_path: Path) -> None:
     run = make_run(tmp_path, {"step_s": 0.05, "pauses_s": [2.0]}, train={"on_crash": "restart"})
     seen = Recorder(run)
@@ -207,6 +208,7 @@ def test_a_run_that_stalls_goes_on_and_is_cancelled(tmp_path: Path) -> None:
     assert seen.states[-3:] == ["stalled", "running", "cancelled"]
 
 
+@pytest.mark.proof
 def test_a_run_whose_agent_is_killed_and_one_whose_evaluation_fails(tmp_path: Path) -> None:
     run = make_run(tmp_path, {"step_s": 0.05, "evaluation_fails_at": 40, "tries": 1})
     seen = Recorder(run)

@@ -166,6 +166,7 @@ def test_reports_without_a_volume_are_counted_in_plan_build_and_page(
     assert "1 row of reports.csv has no volume" in capsys.readouterr().out
 
 
+@pytest.mark.proof
 def test_of_private_data_the_screens_say_how_to_see_the_rejects(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -169,6 +169,7 @@ def test_a_placeholder_is_no_image_of_thousands_of_captions(tmp_path: Path) -> N
     assert item.fault == ("source.unreadable", problem)
 
 
+@pytest.mark.proof
 def test_a_long_table_in_any_order_takes_the_memory_of_a_short_one() -> None:
     images = 20_000
     order = [(image, number) for image in range(images) for number in range(5)]

@@ -50,6 +50,7 @@ def test_a_training_that_gets_no_better_is_stopped_and_completed(
     assert status.state == "succeeded" and status.is_complete and status.reason == ""
 
 
+@pytest.mark.proof
 def test_a_rule_that_only_reports_ends_nothing(tmp_path: Path) -> None:
     run = make_run(tmp_path, {"evaluation_s": 0.0, "step_s": 0.1}, **blocks(below=0.15, then="report"))
     finish(run)
@@ -74,6 +75,7 @@ LOSS_RULE = {"metric": "train/loss", "mode": "max", "no_better_for": 25}
 """A rule that the fake training, whose loss only falls, meets once, from step 26 on."""
 
 
+@pytest.mark.proof
 def test_evaluations_of_a_training_that_a_rule_stopped_can_be_cancelled(tmp_path: Path) -> None:
     asked = {"every": 10, "tasks": ["zero_shot"], "stop_when": LOSS_RULE}
     run = make_run(tmp_path, {"evaluation_s": 600.0, "step_s": 0.3}, evaluate=asked)

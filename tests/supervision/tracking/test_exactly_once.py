@@ -79,6 +79,7 @@ def set_to(stand_in: Server, mode: str) -> None:
     stand_in.answers.clear() if mode == "hang" else stand_in.answers.set()
 
 
+@pytest.mark.proof
 def test_results_out_of_order_are_gathered_once_by_a_killed_gatherer(tmp_path: Path) -> None:
     run = make_run(tmp_path, track={"mode": "offline"})
     gather_killed(run, results=30, kills=2, pause_s=0.1)

@@ -112,6 +112,7 @@ def test_the_best_checkpoint_is_what_wandbs_summary_ends_with(tmp_path: Path) ->
     assert [(row["best/step"], row["best/zero_shot_top1"]) for row in rows] == [(40, 0.4), (20, 0.2)]
 
 
+@pytest.mark.proof
 def test_the_goodput_of_each_life_is_gathered_once(tmp_path: Path) -> None:
     run = make_run(tmp_path, {"die_at": 12, "says": "x"}, track={"mode": "offline"})
     launch.start_or_adopt(run)
