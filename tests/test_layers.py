@@ -5,6 +5,7 @@ from __future__ import annotations
 import pkgutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,9 @@ def test_no_rank_and_no_evaluation_has_a_tracker() -> None:
 def test_nothing_heavy_comes_in_before_the_work_is_known_to_be_needed() -> None:
     loaded = imported("import flows.cli, tasks.supervision.status")
     assert not {"torch", "wandb", "prefect", "submitit", "numpy", "pyarrow", "omegaconf"} & loaded
+
+
+def test_nothing_that_is_installed_here_slows_the_start_of_prefect() -> None:
+    """jsonschema, which Prefect imports, takes this package where there is one, and it builds grammars: seconds for
+    each process."""
+    assert find_spec("rfc3987_syntax") is None, "see which package of constraints.txt brings it"
