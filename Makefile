@@ -54,7 +54,7 @@ size: install
 	$(BIN)/python -m tests.size
 
 # Ratios beside peers, measured in turns; it takes hours, goes on after an error, and ends with every promise. QUICK=1
-# measures small sizes in ten minutes, to show that all of it runs, and leaves the kept figures as they are.
+# measures small sizes in some ten minutes, to show that all of it runs, and leaves the kept figures as they are.
 bench: install
 	$(BIN)/python -m tests.benchmarks $(if $(QUICK),--quick)
 

@@ -1,7 +1,7 @@
 """Seconds until each command shows its first line on a terminal, until its end, and of the processor.
 
-The project is the example of the digits, as a new user has it after the README's first page: built, with a run of
-a few steps. Commands that need something else (a server, a hub, another trainer) are left out.
+The project is the example of the digits, as a new user has it after the README's first page: built, with two runs
+of a few steps. Commands that need something else (a server, a hub, another trainer) are left out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ from tests.conftest import ROOT
 from tests.flows.terminal import on_terminal
 
 CONFIG = "configs/digits-clip.yaml"
-BEGIN: Sequence[Sequence[str]] = (["example", "digits"], ["run", CONFIG, *SHORTLY])
+BEGIN: Sequence[Sequence[str]] = (
+    ["example", "digits"],
+    ["run", CONFIG, *SHORTLY],
+    ["run", CONFIG, *SHORTLY, "--set", "name=again"],
+)
 COMMANDS: Sequence[Sequence[str]] = (
     ["--help"],
     ["example", "digits"],
@@ -37,7 +41,7 @@ COMMANDS: Sequence[Sequence[str]] = (
     ["logs", "digits-clip"],
     ["gather", "digits-clip"],
     ["report", "digits-clip"],
-    ["compare", "digits-clip", "digits-clip"],
+    ["compare", "digits-clip", "again"],
     ["preflight", CONFIG],
     ["doctor", "--run", "digits-clip"],
 )
@@ -54,7 +58,7 @@ def typed(words: Sequence[str], folder: Path) -> Row:
 def cases(setup: Setup) -> Iterator[Case]:
     folder = setup.new_folder()
     shutil.copytree(ROOT / "configs", folder / "configs")
-    for words in BEGIN:
+    for words in setup.sized(BEGIN, BEGIN[:2]):
         typed(words, folder)
     some = setup.sized(COMMANDS, COMMANDS[:5])
     yield Case("the digits", {f"`{' '.join(words[:3])}`": partial(typed, words, folder) for words in some})

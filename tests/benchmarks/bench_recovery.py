@@ -92,16 +92,17 @@ def rank_of(run: RunFolder) -> Identity:
 
 def cases(setup: Setup) -> Iterator[Case]:
     steps = setup.sized(600, 60)
-    yield Case(f"{steps} steps", {way: call(trained, way, steps) for way in (UNDISTURBED, KILLED)})
+    ways = setup.sized((UNDISTURBED, KILLED), (KILLED,))
+    yield Case(f"{steps} steps", {way: call(trained, way, steps) for way in ways})
 
 
 BENCHMARKS = (
     Benchmark(
         "recovery",
         "What a killed process costs",
-        "A training of the digits with a checkpoint every sixth of its steps and one evaluation at its end, undisturbed, and with its rank killed by SIGKILL "
-        "halfway. What it keeps is all of its time but the restart and the steps done again. The agent's share of a core "
-        "includes its start.",
+        "A training of the digits with a checkpoint every sixth of its steps and one evaluation at its end, undisturbed, "
+        "and with its rank killed by SIGKILL halfway. What it keeps is all of its time but the restart and the steps "
+        "done again. The agent's share of a core includes its start.",
         cases,
         (
             Column("s", "s", ".1f"),

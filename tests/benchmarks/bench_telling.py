@@ -85,9 +85,9 @@ BENCHMARKS = (
         "Microseconds of the CPU: of a step all but its arithmetic (what it is at, its waits, a look for a failed "
         "checkpoint, and its row of metrics), and of a loader's worker each entry into its mapped file.",
         cases,
-        (Column("us", "us", ".2f"),),
+        (Column("us", "µs", ".2f"),),
         promises=tuple(
-            Promise(name, value(name, "us"), "at most", 20.0 if name == TOLD[0] else 2.0, unit="us")
+            Promise(name, value(name, "us"), "at most", 20.0 if name == TOLD[0] else 2.0, unit="µs")
             for name in TOLD
         ),
         packages=("torch",),
