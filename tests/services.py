@@ -76,7 +76,7 @@ def environment(home: Path, port: int) -> dict[str, str]:
 
 
 def _migrated() -> Path:
-    """An empty database of this Prefect, which takes a core ten seconds to make; made once."""
+    """The path of an empty database for this version of Prefect. It is made once, as it takes ten seconds."""
     cache = ROOT / ".cache"
     made = cache / f"prefect-{version('prefect')}.db"
     cache.mkdir(exist_ok=True)

@@ -73,7 +73,7 @@ def in_turn(names: Sequence[str]) -> Iterator[list[str]]:
 def two_at_once(names: Sequence[str]) -> Iterator[list[str]]:
     """Quick ones: much of their time is the start of processes, and their figures mean nothing anyway."""
     for name in names:
-        with suppress(Exception):  # its attempt tells it
+        with suppress(Exception):  # the benchmark itself then reports it
             load(
                 name
             )  # here, as some modules set how signals are handled, which is for the main thread alone

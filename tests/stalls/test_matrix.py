@@ -28,7 +28,7 @@ DAILY = {
     "worker killed by a signal", "/dev/shm full", "wandb: hung server at init", "uneven ranks at an epoch's end",
     "SIGKILL of rank 3 of 4", "open_clip, two workers",
 }  # fmt: skip
-"""One row of each mechanism; the others are in `make proof`."""
+"""What people report most, and a healthy training; the others are in `make proof`."""
 TARMAC = Path(sys.executable).with_name("tarmac")
 pytestmark = pytest.mark.system
 

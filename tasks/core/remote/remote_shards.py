@@ -322,7 +322,7 @@ class ShardCache:
         with contextlib.ExitStack() as stack:
             file = None
             while file is None:
-                with self._lock():  # an owner has locked its draft before `_make_room` looks for leftovers
+                with self._lock():  # else `_make_room` may hold the draft to see whether it is left over
                     file = stack.enter_context(path.open("ab"))
                     is_ours = _locked(file)
                 if not is_ours and not waits:
