@@ -1,8 +1,9 @@
 """A web server of small JPEGs in a process of its own, with the faults of real ones, asked for by the path.
 
 `/7.jpg` is picture 7. `/hang/7.jpg` never answers; which others there are is the table ANSWERS. A path below
-`/until/N/` fails by its fault only for the first N requests: `/until/2/503/7.jpg` answers 503 twice. `/to/127.0.0.2/7.jpg`
-redirects to the same server under that name.
+`/until/N/` fails by its fault only for the first N requests: `/until/2/503/7.jpg` answers 503 twice. One below `/together/N/`
+is answered once the host has had N requests at once. `/to/127.0.0.2/7.jpg` redirects to the same server under
+that name.
 """
 
 from __future__ import annotations
@@ -152,6 +153,10 @@ async def answer(path: str, host: str, writer: asyncio.StreamWriter) -> None:
     at_once[host] += 1
     most[host] = max(most[host], at_once[host])
     try:
+        if kinds and kinds[0] == "together":
+            while most[host] < int(kinds[1]):
+                await asyncio.sleep(0.01)
+            kinds = kinds[2:]
         await asyncio.sleep(latency_s)
         number = name.partition(".")[0]
         image = PICTURES[int(number) % KINDS] if number.isdecimal() else b""

@@ -171,7 +171,7 @@ def test_hanging_addresses_do_not_hold_up_the_others(server: PictureServer, fetc
 
 def test_workers_share_what_a_host_gets_at_once(server: PictureServer, tmp_path: Path) -> None:
     fetcher = AddressFetcher(tmp_path, workers=32)
-    names = [f"{server.on('127.0.0.3')}/{number}.jpg" for number in range(100)]
+    names = [f"{server.on('127.0.0.3')}/together/4/{number}.jpg" for number in range(100)]
     fetcher.announce(names, MOST)
     assert all(fetcher.fetch(name, MOST) for name in names)
     assert server.told()[1][f"127.0.0.3:{server.port}"] == 4
