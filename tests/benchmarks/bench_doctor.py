@@ -1,6 +1,6 @@
 """How long `tarmac doctor --pid` takes at two busy cores, for trainings that have stalled for half a minute.
 
-Every stall that the daily tests have is made by a living training, one after the other.
+Every third stall of those that the daily tests have is made by a living training, one after the other.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ BENCHMARKS = (
         "doctor",
         "Diagnosing a stall",
         "`tarmac doctor --pid` of a training that has stalled for 25 s, while two other processes keep both cores busy: "
-        "the time of the whole command, for five of the stalls of the matrix.",
+        "the time of the whole command, for three of the stalls of the matrix.",
         cases,
         (Column("s", "s", ".1f"),),
         promises=(
