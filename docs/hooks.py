@@ -17,6 +17,7 @@ from typing import Any
 
 import jieba
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
@@ -36,6 +37,9 @@ FIRST_IN_SEARCH = {"symptoms.md": 4, "zh/symptoms.md": 4}
 LINK_IN_HTML = re.compile(
     r"""(?P<before><(?:a|img|source)\b[^>]*?\b(?:href|src|srcset)=")(?P<path>[^":#?\s]+)"""
 )
+
+NODE_IN_SEARCH = re.compile(r"(?P<end>\.id)(?P<rest>\}return \w+\},\w+\.TokenSet\.prototype\.intersect)")
+"""In the script of the search, the end of a node's name: see `on_post_build`."""
 
 
 class FilesOfRepository(Files):
@@ -104,3 +108,18 @@ def on_page_content(html: str, **_: Any) -> str:
 def on_config(config: MkDocsConfig) -> None:
     """The search cuts Chinese with jieba, which would log the load of its dictionary."""
     jieba.setLogLevel(logging.WARNING)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """MkDocs calls this once the site is written.
+
+    The search joins equal ends of words in a tree, where a node is named by each next letter and the number
+    of the node there, without a mark between two of them. With digits in words different nodes get one name,
+    then a query leads to words that no page has, and nothing at all is found:
+    https://github.com/olivernn/lunr.js/issues/503. A mark after each number mends it.
+    """
+    (script,) = Path(config.site_dir, "assets/javascripts/workers").glob("search.*.min.js")
+    mended, places = NODE_IN_SEARCH.subn(r'\g<end>+"."\g<rest>', script.read_text(encoding="utf-8"))
+    if places != 1:
+        raise PluginError(f"{script}: not one place names the nodes of the search, but {places}")
+    script.write_text(mended, encoding="utf-8")
