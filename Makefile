@@ -58,7 +58,7 @@ size: install
 bench: install
 	$(BIN)/python -m tests.benchmarks $(if $(QUICK),--quick)
 
-# What Tarmac and others make of the same damaged shards, and the tests of injected faults, as pages of docs/matrices; ten
+# What Tarmac and others make of the same damaged shards, and the tests of injected faults, as pages of docs/matrices; five
 # minutes. Stalls are not produced anew: `make soak` does that.
 matrices: install
 	$(BIN)/python -m tests.soak.matrices
