@@ -37,7 +37,6 @@ FIRST_IN_SEARCH = {"symptoms.md": 4, "zh/symptoms.md": 4}
 LINK_IN_HTML = re.compile(
     r"""(?P<before><(?:a|img|source)\b[^>]*?\b(?:href|src|srcset)=")(?P<path>[^":#?\s]+)"""
 )
-
 NODE_IN_SEARCH = re.compile(r"(?P<end>\.id)(?P<rest>\}return \w+\},\w+\.TokenSet\.prototype\.intersect)")
 """In the script of the search, the end of a node's name: see `on_post_build`."""
 

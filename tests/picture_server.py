@@ -2,8 +2,8 @@
 
 `/7.jpg` is picture 7. `/hang/7.jpg` never answers; which others there are is the table ANSWERS. A path below
 `/until/N/` fails by its fault only for the first N requests: `/until/2/503/7.jpg` answers 503 twice. One below `/together/N/`
-is answered once the host has had N requests at once. `/to/127.0.0.2/7.jpg` redirects to the same server under
-that name.
+waits until the host has had N requests at once. `/to/127.0.0.2/7.jpg` redirects to the same server under that
+name.
 """
 
 from __future__ import annotations

@@ -73,10 +73,10 @@ def in_turn(names: Sequence[str]) -> Iterator[list[str]]:
 def two_at_once(names: Sequence[str]) -> Iterator[list[str]]:
     """Quick ones: much of their time is the start of processes, and their figures mean nothing anyway."""
     for name in names:
-        with suppress(Exception):  # the benchmark itself then reports it
-            load(
-                name
-            )  # here, as some modules set how signals are handled, which is for the main thread alone
+        # Here, as some modules set how signals are handled, which is for the main thread alone. If one cannot
+        # be loaded, its benchmark reports that.
+        with suppress(Exception):
+            load(name)
     outputs: dict[str, list[str]] = {name: [] for name in names}
     with ThreadPoolExecutor(2) as pool:
         ends = pool.map(lambda name: attempt(name, results.QUICK, True, outputs[name].append), names)
